@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -19,6 +20,14 @@ def named(message_ids: list[str], receive_counts: list[int], source: str = "s") 
 
 def test_the_same_messages_are_the_same_batch() -> None:
     assert named(["a", "b", "c"], [1, 2, 3]) == named(["a", "b", "c"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("cuts", [(0, 0, 3), (0, 1, 1, 3), (0, 2, 3, 3)], ids=str)
+def test_in_which_chunks_the_messages_are_is_nothing_to_a_batch(cuts: tuple[int, ...]) -> None:
+    chunks = [["a", "b", "c"][start:end] for start, end in pairwise(cuts)]
+    counts = pa.chunked_array([[1, 2, 3]], pa.int32())
+
+    assert default_id("s", pa.chunked_array(chunks, pa.string()), counts) == named(["a", "b", "c"], [1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,22 @@ def test_a_manifest_without_messages_is_an_empty_batch(tmp_path: Path) -> None:
         assert batch is None
 
 
+def test_row_groups_without_messages_are_passed_over(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "manifest", [message(name, "{}") for name in ("m1", "m2")])
+    messages, schema = pq.read_table(manifest), pq.read_schema(manifest)
+
+    def read(*groups: pa.Table) -> pa.Table | None:
+        with pq.ParquetWriter(manifest, schema) as writer:
+            for group in groups:
+                writer.write_table(group)
+        with written_batch(manifest, workspace=tmp_path / "w", checker=Checker()) as batch:
+            return None if batch is None else batch.messages
+
+    nothing, first, second = messages.slice(0, 0), messages.slice(0, 1), messages.slice(1)
+    assert read(nothing, nothing) is None
+    assert read(nothing, first, nothing, second) == read(first, second)
+
+
 def test_what_is_no_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("hello")

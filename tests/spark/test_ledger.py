@@ -400,6 +400,14 @@ def test_a_ledger_that_knows_messages_is_of_one_table(book: Book) -> None:
     assert book.find({"a": NOON}) == {"a": "first"}
 
 
+def test_who_cannot_name_its_table_unbinds_no_ledger(book: Book) -> None:
+    book.ledger.open("orders")
+    book.admit("first", {"a": NOON})
+
+    for unknown in (None, ""):
+        assert book.ledger.open(unknown).snapshot().bound_to() == "orders"
+
+
 def test_a_ledger_that_knows_nothing_is_of_the_table_that_came_last(book: Book) -> None:
     for table in ("orders", "customers"):
         book.ledger.open(table)

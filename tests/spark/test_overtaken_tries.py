@@ -9,7 +9,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark import TableError
+from sqs_lease.spark.batch_file import REASONS
 from sqs_lease.spark.loading import Loading
+from sqs_lease.spark.message_ids import NO_IDS
 from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.testing.sink_subject import COLUMNS, asked, entries
@@ -54,6 +56,21 @@ def test_what_somebody_committed_meanwhile_is_a_reason_to_try_again_once(batch_i
             table.commit(table.look_up(asked("m1")), Admission(other, entries(["m1"]), None))
 
     assert load(MemoryTable(store), commit_a_part) == tries
+
+
+def test_a_try_of_which_another_took_rows_away_does_not_fail_because_they_are_missing() -> None:
+    """As Spark's committer does, to which files that are gone are none that were written."""
+    store, messages = MemoryStore(COLUMNS), asked("m1", "m2")
+
+    def parse(_table: Any, known: pa.ChunkedArray, _batch_id: str) -> Parsed:
+        if not len(known):
+            table = MemoryTable(store)
+            table.commit(table.look_up(messages), Admission("b", entries(["m1", "m2"]), None))
+        return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
+
+    loaded = Loading(MemoryTable(store), "b", messages, messages["message_id"]).load(parse)
+
+    assert (loaded.ingested, loaded.known.num_rows) == (0, 2)
 
 
 def test_a_failure_is_raised_where_the_table_does_not_answer_any_more() -> None:

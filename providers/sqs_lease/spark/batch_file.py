@@ -271,6 +271,8 @@ def _read_batch(
         # A row group at a time: of a large batch the bodies are not to be in memory as a whole.
         for number in range(file.num_row_groups):
             rows = rows_of(name, file, wanted, group=number)
+            if not rows.num_rows:
+                continue
             if isinstance(checker, SyntaxChecker):
                 reasons = checker.reasons_by_syntax(rows[_NOT_JSON])
             else:

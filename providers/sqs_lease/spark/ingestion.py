@@ -247,11 +247,12 @@ def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.Chu
     """
     digest = hashlib.sha256(source.encode())
     # Some at a time: as one text they would take more memory than all that the driver keeps of a batch.
-    for part in pa.table([message_ids, receive_counts.cast(pa.string())], names=["id", "count"]).to_batches(
-        _NAMED_AT_ONCE
-    ):
-        lines = pc.binary_join_element_wise("", pc.binary_join_element_wise(*part.columns, " "), "\n")
-        digest.update(lines.buffers()[-1])
+    messages = pa.table([message_ids, receive_counts.cast(pa.string())], names=["id", "count"])
+    for part in messages.to_batches(_NAMED_AT_ONCE):
+        # Of no texts, the buffer has something else.
+        if part.num_rows:
+            lines = pc.binary_join_element_wise("", pc.binary_join_element_wise(*part.columns, " "), "\n")
+            digest.update(lines.buffers()[-1])
     return digest.hexdigest()[:32]
 
 

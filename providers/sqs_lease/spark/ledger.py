@@ -118,7 +118,7 @@ class Ledger:
         ledger = OpenLedger(self.place, self.clock, table or "")
         if ledger.place.load() is None:
             ledger.place.create(_TABLE, partition_by=[DAY], configuration=_CONFIGURATION)
-        if table is not None:
+        if table:
             ledger.bind()
         return ledger
 

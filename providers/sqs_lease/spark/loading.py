@@ -159,24 +159,24 @@ class Loading:
                     parsed = None
                 ours_before = ours
                 left_out = together(known_ids, others)
-                if parsed is None:
-                    self.begin_step("parsing and writing rows")
-                    try:
+                try:
+                    if parsed is None:
+                        self.begin_step("parsing and writing rows")
                         parsed = parse(self.table, left_out, self.batch_id)
-                    except Exception:
-                        if not self._is_overtaken(asked, ours):
-                            raise
-                        # It has tidied up, perhaps what this one was writing.
-                        writers.again(f"another try of batch {self.batch_id} was committed")
+                        asked_of_rejects = not self.asks_of_rejects
+                    rejected = without(parsed.rejected, left_out)
+                    if rejected.num_rows and not asked_of_rejects:
+                        asked_of_rejects = True
                         continue
-                    asked_of_rejects = not self.asks_of_rejects
-                rejected = without(parsed.rejected, left_out)
-                if rejected.num_rows and not asked_of_rejects:
-                    asked_of_rejects = True
+                    empty = without(parsed.empty, known_ids)
+                    fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
+                    fates.require_each_once(part, self.batch_id)
+                except Exception:
+                    if not self._is_overtaken(asked, ours):
+                        raise
+                    # It has tidied up, perhaps what this one was writing, which Spark may take for no failure.
+                    writers.again(f"another try of batch {self.batch_id} was committed")
                     continue
-                empty = without(parsed.empty, known_ids)
-                fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
-                fates.require_each_once(part, self.batch_id)
                 entries = fates.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
                     self.before_commit()

@@ -270,6 +270,18 @@ def test_a_table_that_was_made_anew_is_not_taken_to_have_what_the_earlier_one_ha
     assert known(opened(path), "m1") == {"m1": ("b", "ingested", None)}
 
 
+def test_vacuum_adds_no_batch_of_an_earlier_table_to_one_that_was_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    ledger = opened(path).ledger
+    ledger.admit(ledger.snapshot(), "b", entries(["m1"]), stage(open_table(path), [row(1, "m1")]))
+    DeltaTable.create(path, TABLE_SCHEMA, mode="overwrite")
+
+    with pytest.raises(TableError, match="is of another table"):
+        DeltaSink(path).vacuum()
+
+    assert stored(open_table(path)) == []
+
+
 def test_a_table_that_was_moved_knows_its_messages(tmp_path: Path) -> None:
     store_one(tmp_path / "table")
     (tmp_path / "table").rename(tmp_path / "moved")

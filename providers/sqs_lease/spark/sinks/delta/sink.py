@@ -152,14 +152,14 @@ class DeltaSink:
             The removed files.
 
         Raises:
-            TableError: There is no table, or it cannot be written.
+            TableError: There is no table, it cannot be written, or was made anew and its ledger is of the earlier one.
             ValueError: Files that a batch may need would be removed.
         """
         if older_than < _LONGEST_BATCH:
             raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
         storage = self._storage
         storage.existing()
-        WriteAheadTable(OpenDelta(storage), self._ledger.open()).look_up(LOOKED_UP.empty_table())
+        WriteAheadTable.of(OpenDelta(storage), self._ledger).look_up(LOOKED_UP.empty_table())
         hours = -(-older_than // timedelta(hours=1))
         try:
             removed: list[str] = storage.existing().vacuum(retention_hours=hours, dry_run=False, full=True)
