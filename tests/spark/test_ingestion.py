@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sqs_lease.spark import (
     WorkspaceError,
 )
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from tests.spark.samples import (
@@ -374,6 +376,30 @@ def test_the_session_keeps_its_own_settings(place: Place) -> None:
     place.ingest(good([1]))
 
     assert place.spark.conf.get("spark.sql.parquet.outputTimestampType") == before == "INT96"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"spark.sql.parquet.outputTimestampType": "INT96"},
+        {"spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"},
+        {"spark.sql.parquet.datetimeRebaseModeInWrite": "EXCEPTION"},
+    ],
+    ids=["INT96", "by the Julian calendar", "not at all"],
+)
+def test_the_session_does_not_say_how_times_are_stored(place: Place, setting: dict[str, str]) -> None:
+    # With `rescued`, Spark itself writes the rows.
+    source = JsonSource("at TIMESTAMP, day DATE", rescued="rest")
+    body = '{"at": "1066-10-14T09:00:00.000001Z", "day": "1066-10-14"}'
+
+    with session_settings(place.spark, setting):
+        place.ingest([message("m1", body)], source=source)
+
+    (stored,) = rows(place.table)
+    assert (stored["at"], stored["day"]) == (datetime(1066, 10, 14, 9, 0, 0, 1, tzinfo=UTC), date(1066, 10, 14))
+    (file,) = staged_files(place.table)
+    columns = pq.read_metadata(file).schema
+    assert [columns[number].physical_type for number in range(2)] == ["INT64", "INT32"]
 
 
 def test_paths_may_hold_what_hadoop_takes_for_patterns(place: Place, tmp_path: Path) -> None:

@@ -129,11 +129,11 @@ def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, 
     if dies_before_the_mark:
         with patch.object(AppliedMarks, "add", side_effect=OSError("the process was killed")):
             table.apply(location, application(2))
-        table.apply(location, application(2))  # the next look-up, while the table remembers
     else:
         table.apply(location, application(2))
     # The table names other files now, so that adding ours again would add its rows again.
     DeltaTable(tmp_path).optimize.compact()
+    table.apply(location, application(2))  # the next look-up, while the table remembers
 
     with patch.object(DeltaTable, "transaction_version", lambda *_: None):
         table.apply(location, application(2))
@@ -215,6 +215,29 @@ def test_a_table_that_was_rewritten_meanwhile_takes_the_rows_all_the_same(
     assert rewritten[0] > 1
     kept = [(2, "m4")] if upsert_by else [(2, "m2"), (2, "m4")]
     assert stored(table) == [(1, "m1"), *kept, (3, "m3")]
+
+
+def test_the_version_that_is_told_has_the_rows_though_somebody_commits_at_the_last_moment(
+    tmp_path: Path, upsert_by: tuple[str, ...]
+) -> None:
+    table, other = (open_table(tmp_path, upsert_by=upsert_by) for _ in range(2))
+    table.apply(stage(table, [row(1, "m1", later=1)]), application(1))
+    theirs = stage(other, [row(2, "m2")], batch="of another")
+    # With a key, it changes nothing; then there is only the commit that says so, which deltalake lets pass.
+    location = stage(table, [row(1, "m3")])
+    real, left = DeltaTable.create_write_transaction, [theirs]
+
+    def overtaken(self: DeltaTable, *arguments: Any, **options: Any) -> None:
+        if left:
+            other.apply(left.pop(), application(1, ledger_id="another"))
+        real(self, *arguments, **options)
+
+    with patch.object(DeltaTable, "create_write_transaction", overtaken):
+        version = table.apply(location, application(2))
+
+    assert DeltaTable(tmp_path, version=2).transaction_version("sqs-lease:another") == 1
+    assert version == 3
+    assert DeltaTable(tmp_path, version=version).transaction_version("sqs-lease:ledger") == 2
 
 
 @pytest.fixture

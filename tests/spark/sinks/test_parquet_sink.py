@@ -19,6 +19,7 @@ from sqs_lease.spark.sinks.sink import STAGED_KEPT, Admission, Staged
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, columns_of, entries, known
+from tests.spark.sinks.parquet_driver import STEPS, commit, killed, open_table
 
 APPLICATION = Application("3f9a2c1e-0000", 12, "b")
 
@@ -65,6 +66,22 @@ def test_a_batch_is_not_missed_after_a_later_one_was_applied(table: ParquetTable
 def test_rows_that_are_gone_before_they_were_applied_are_an_error(table: ParquetTable) -> None:
     with pytest.raises(TableError, match="batch b, which the ledger has admitted, are gone"):
         table.apply(str(table.root / "nowhere"), APPLICATION)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_killed_during_its_commit_leaves_all_or_nothing(table: ParquetTable, step: str) -> None:
+    location = staged_by_hand(table)
+
+    killed(table.root, str(location), step)
+
+    was_admitted = step != "before the admission"
+    found = open_table(table.root)
+    assert set(known(found, "m1")) == ({"m1"} if was_admitted else set())
+    if not was_admitted:
+        commit(found, str(location))
+    assert [file.name for file in table.root.glob(f"{NUMBER_COLUMN}=*/*")] == ["part-0.parquet"]
+    assert staged_directories(table.root) == []
 
 
 def test_what_a_killed_try_left_behind_goes_with_a_later_batch(table: ParquetTable) -> None:

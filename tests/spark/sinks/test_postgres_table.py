@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType, Va
 from sqs_lease.spark import InferredSchema, JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError, TableError
+from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.postgres.connection import parameters_of
 from sqs_lease.spark.sinks.postgres.copy import COPIED_DDL, CopyRows
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
@@ -159,6 +160,16 @@ def load(spark: SparkSession, database: Database, workspace: Path | None, messag
     source = JsonSource(options.pop("schema", SCHEMA))
     sink = PostgresSink(database.url, options.pop("table", "orders"), **options)
     return ingest(spark, messages, source=source, sink=sink, workspace=workspace)
+
+
+def test_a_time_inside_of_json_is_in_utc_whatever_the_sessions_zone(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    body = '{"id": 1, "stop": {"at": "2026-01-31T12:00:00Z"}}'
+    with session_settings(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        load(spark, database, tmp_path, [message("m1", body)], schema="id BIGINT NOT NULL, stop STRUCT<at: TIMESTAMP>")
+
+    assert database.read("SELECT stop FROM orders") == [{"stop": {"at": "2026-01-31T12:00:00.000Z"}}]
 
 
 def test_messages_that_a_constraint_refuses_are_rejected_and_stop_no_other(

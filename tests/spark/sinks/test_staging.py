@@ -16,7 +16,7 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks import staging
 from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts
-from sqs_lease.spark.sinks.staging import Staging, TaskWriter
+from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written, stage_directory
 
 COLUMNS = StructType([StructField("id", LongType()), StructField("town", StringType())])
 
@@ -96,6 +96,34 @@ def test_spark_says_why_an_empty_text_is_refused() -> None:
 
     assert EmptyTexts(["town"])(rows).to_pylist() == [False, True, False]
     assert EmptyTexts([])(rows).to_pylist() == [False, False, False]
+
+
+@pytest.mark.parametrize("step", ["while it writes", "while its files are put together"])
+def test_a_try_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    rows = pa.table({"id": [1, 2], "town": ["Bern", "Basel"], "_message_id": ["m1", "m2"]})
+    rename = Path.rename
+    renamed: list[Path] = []
+
+    def write(staging: Staging) -> Written:
+        files: list[StagedFile] = []
+        for number in range(2):
+            writer = TaskWriter(staging)
+            files += [*writer.write(rows.slice(number, 1)), *writer.finish()]
+        if step == "while it writes":
+            raise OSError("no space left on device")
+        return Written(files, rows["_message_id"])
+
+    def rename_one(path: Path, target: Path) -> Path:
+        if renamed:
+            raise OSError("no space left on device")
+        renamed.append(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_one)
+    with pytest.raises(OSError, match="no space left on device"):
+        stage_directory(tmp_path, "b", rows.schema, write)
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_files_of_executors_that_the_driver_does_not_see_are_an_error(

@@ -93,10 +93,11 @@ def test_in_xml_of_which_no_value_is_lost_either(place: Place, on_s3: None) -> N
         boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content)
     schema = "id INT NOT NULL, at TIMESTAMP, stop STRUCT<_at: TIMESTAMP, note: STRING>"
 
-    result = place.ingest(
-        [message(key, direct(record(bucket, key))) for key in contents],
-        source=S3EventsSource("xml", schema, read={"tasks": 1, "threads": 2}),
-    )
+    with session_settings(place.spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        result = place.ingest(
+            [message(key, direct(record(bucket, key))) for key in contents],
+            source=S3EventsSource("xml", schema, read={"tasks": 1, "threads": 2}),
+        )
 
     unfit = "a value is not of the type in the schema"
     twice = f"s3://{bucket}/twice: a record has stop.note twice, and the column holds one value"

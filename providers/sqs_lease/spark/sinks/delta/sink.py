@@ -387,8 +387,8 @@ class OpenDelta:
         self._require_fit_of(table, listing)
         version = table.version() + 1
         properties = CommitProperties(
-            # Refused when anybody else was faster, rather than put on top of what was not looked at: rows that are
-            # merged have to be compared with those that are there by now.
+            # Refused when anybody else was faster, rather than put on top of what was not looked at: so the rows are in
+            # the version that is told. A merge is refused anyway, but not the commit after one that changed nothing.
             max_commit_retries=0,
             app_transactions=[Transaction(_name(application), application.number)],
         )

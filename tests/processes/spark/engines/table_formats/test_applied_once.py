@@ -189,9 +189,14 @@ def test_processes_that_complete_a_batch_at_the_same_time_store_it_once(
 
 
 @pytest.mark.parametrize(
-    ("make_subject", "upsert_by"),
-    [(native_delta_subject, ()), (native_delta_subject, ("id",)), (iceberg_subject, ())],
-    ids=["delta append", "delta upsert", "iceberg append"],
+    ("make_subject", "upsert_by", "is_own"),
+    [
+        (native_delta_subject, (), False),
+        (native_delta_subject, (), True),
+        (native_delta_subject, ("id",), False),
+        (iceberg_subject, (), False),
+    ],
+    ids=["delta append", "delta append by who staged it", "delta upsert", "iceberg append"],
 )
 def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
     spark: SparkSession,
@@ -199,12 +204,18 @@ def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
     caplog: pytest.LogCaptureFixture,
     make_subject: MakeSubject,
     upsert_by: tuple[str, ...],
+    is_own: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
     subject = make_subject(spark, tmp_path, upsert_by)
-    location = staged(subject, "b", record("m1", 1))
     application = Application(LEDGER, 1, "b")
     table, other = (table_of(subject, spark.newSession()) for _ in range(2))
+    if is_own:
+        # So the table cannot have the files as they are.
+        spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    location = (
+        subject.stage(table, "b", [record("m1", 1)]).location if is_own else staged(subject, "b", record("m1", 1))
+    )
     stuck = replace(other, staged=_Forgetful(other.staged.spark, other.staged.place))
     gate = tmp_path / "gate"
     gate.mkdir()

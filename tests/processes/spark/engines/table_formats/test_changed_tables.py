@@ -11,14 +11,16 @@ from uuid import uuid4
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType
 
 from sqs_lease.spark import Ledger, SchemaError, TableError
+from sqs_lease.spark.schemas import can_be_column
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
-from sqs_lease.testing.sink_subject import Subject, asked, entries, record
+from sqs_lease.testing.sink_subject import Subject, asked, columns_of, entries, record
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 
 DELTA, ICEBERG = "delta", "iceberg"
@@ -136,6 +138,17 @@ def test_a_batch_that_the_table_does_not_fit_any_more_is_not_admitted(
     assert place.subject.ids() == [("m0", 0)]
 
 
+@pytest.mark.parametrize("place", ALL[2:], indirect=True, ids=["append", "upsert"])
+def test_what_another_process_did_to_an_iceberg_table_is_seen(place: Place) -> None:
+    table = place.subject.open()
+    looked_up, admission = table.look_up(asked("m1")), place.admission(table, 1)
+    # A session has a catalog of its own, which remembers tables.
+    place.subject.spark.newSession().sql(f"ALTER TABLE {place.name} DROP COLUMN name").collect()
+
+    with pytest.raises(SchemaError, match="the table has no column name string"):
+        table.commit(looked_up, admission)
+
+
 @pytest.mark.parametrize(("place", "statements", "said"), cases(*BENDING, REFUSING[0]), indirect=["place"])
 def test_a_batch_that_was_admitted_before_the_change_waits_and_can_be_given_up(
     place: Place, statements: Sequence[str], said: str
@@ -165,6 +178,22 @@ def test_a_column_that_was_added_meanwhile_is_null(place: Place) -> None:
     table.commit(looked_up, admission)
 
     assert sorted((row["id"], row["more"]) for row in place.subject.read_rows()) == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize(
+    "place", ALL, indirect=True, ids=lambda given: f"{given[0]} {'upsert' if given[1] else 'append'}"
+)
+def test_columns_of_any_name_that_a_new_field_may_have_are_added(place: Place) -> None:
+    names = ["it's", "pct%", "na\u00efve", "select", "a-b", "[x]", "a:b", "*", "back\\slash", "x/y", "\U0001f600", "s"]
+    assert all(map(can_be_column, names))
+    columns = columns_of(name=StringType(), **dict.fromkeys(names, StringType()))
+
+    table = place.subject.open(columns, widen=True)
+    values = {name: f"in {name}" for name in names}
+    place.subject.store(table, "b1", [record("m1", 1, batch_id="b1") | values], columns=columns)
+
+    rows = {row["id"]: {name: row[name] for name in names} for row in place.subject.read_rows()}
+    assert rows == {0: dict.fromkeys(names), 1: values}
 
 
 @pytest.mark.parametrize("kind", [DELTA, ICEBERG])

@@ -115,6 +115,26 @@ def test_an_invariant_of_a_native_delta_table_rejects_its_message(spark: SparkSe
     assert sorted(row["id"] for row in stored) == [1, 7]
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_message_without_a_value_that_the_table_requires_is_rejected(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
+    path, table = tmp_path / "orders", f"{CATALOG}.tests.t{uuid4().hex}"
+    name = f"delta.`{path}`" if kind == "delta" else table
+    sink = NativeDeltaSink(path) if kind == "delta" else IcebergSink(table, tmp_path / "ledger")
+    spark.sql(f"CREATE TABLE {name} (id BIGINT NOT NULL, name STRING NOT NULL, {OURS}) USING {kind}")
+
+    with pytest.raises(SchemaError, match="column name is NOT NULL in the table, and may be null in the schema"):
+        load(spark, tmp_path, sink, good([1]))
+    result = load(
+        spark, tmp_path, sink, [*good([1]), message("m2", body(id=2))], "id BIGINT NOT NULL, name STRING NOT NULL"
+    )
+
+    assert result.rejected == {"m2": "required, but missing or null: name"}
+    assert [row["id"] for row in spark.table(name).collect()] == [1]
+
+
 @pytest.mark.parametrize("kind", ["VARCHAR", "CHAR"])
 def test_a_text_that_is_too_long_for_its_column_rejects_its_message(
     spark: SparkSession, tmp_path: Path, kind: str
@@ -137,13 +157,29 @@ def test_partition_values_that_can_be_no_directory_reject_messages_of_native_del
 ) -> None:
     sink = NativeDeltaSink(tmp_path / "orders", ("name",))
     fits = "/" * 83
-    values = [fits, fits + "/", "a\0b", "__HIVE_DEFAULT_PARTITION__", "\u00e9" * 126, None]
+    values = [fits, fits + "/", "a\0b", "__HIVE_DEFAULT_PARTITION__", "\u00e9" * 126, None, ""]
     result = load(spark, tmp_path, sink, [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(values)])
 
     assert result.rejected.keys() == {"m1", "m2", "m3", "m4"}
     assert load(spark, tmp_path, sink, good([7])).ingested == 1
     stored = {row["id"]: row["name"] for row in spark.read.format("delta").load(str(tmp_path / "orders")).collect()}
-    assert stored == {0: fits, 5: None, 7: "n7"}
+    assert stored == {0: fits, 5: None, 6: None, 7: "n7"}
+
+
+def test_an_empty_partition_value_that_must_not_be_null_rejects_its_message_of_native_delta(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    schema, sink = "id BIGINT NOT NULL, name STRING NOT NULL", NativeDeltaSink(tmp_path / "orders", ("name",))
+    batch = [message(f"m{n}", body(id=n, name=value)) for n, value in enumerate(["a", ""])]
+
+    result = load(spark, tmp_path, sink, batch, schema)
+
+    assert result.rejected == {
+        "m1": "refused by the table: the partition value of name is empty, which is a null there"
+    }
+    assert load(spark, tmp_path, sink, good([7]), schema).ingested == 1
+    stored = spark.read.format("delta").load(str(tmp_path / "orders")).collect()
+    assert {row["id"]: row["name"] for row in stored} == {0: "a", 7: "n7"}
 
 
 def test_partition_values_that_can_be_no_directory_reject_messages_of_iceberg(

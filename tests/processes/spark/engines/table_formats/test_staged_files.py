@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +19,12 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from sqs_lease.spark import JsonSource, ingest
+from sqs_lease.spark import JsonSource, TableError, ingest
 from sqs_lease.spark.ledger import OpenLedger
+from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink, IcebergTable
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
-from sqs_lease.spark.sinks.spark_table import StagedParquet, StagedRows
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
@@ -33,6 +35,17 @@ SCHEMA = (
     "id BIGINT NOT NULL, name STRING, small SMALLINT, at TIMESTAMP, day DATE, price DECIMAL(12, 3), is_paid BOOLEAN, "
     "place STRUCT<x: DOUBLE, tags: ARRAY<STRUCT<tag: STRING>>>, Location STRING"
 )
+TIDYING_UP = {DELTA: "VACUUM {t}", ICEBERG: f"CALL {CATALOG}.system.remove_orphan_files(table => '{{t}}')"}
+FORGETTING = {
+    DELTA: [
+        "ALTER TABLE {t} SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 0 seconds')",
+        "OPTIMIZE {t}",
+    ],
+    ICEBERG: [
+        f"CALL {CATALOG}.system.expire_snapshots(table => '{{t}}', older_than => TIMESTAMP '2100-01-01 00:00:00', "
+        "retain_last => 1)"
+    ],
+}
 BY_TASKS = re.compile(r"part-[0-9a-f]{32}\.parquet")
 
 
@@ -58,8 +71,9 @@ class Lake:
         messages = [message(f"m{number}", json.dumps(fields(number))) for number in numbers]
         return ingest(self.spark, messages, source=JsonSource(schema), sink=self.sink, workspace=self.workspace)
 
-    def change(self, statement: str) -> None:
-        self.spark.sql(statement.format(t=self.name)).collect()
+    def change(self, *statements: str) -> None:
+        for statement in statements:
+            self.spark.sql(statement.format(t=self.name)).collect()
 
     def rows(self) -> list[dict[str, Any]]:
         self.spark.sql(f"REFRESH TABLE {self.name}")
@@ -138,16 +152,28 @@ def test_the_rows_stay_when_what_was_staged_is_removed_and_the_table_is_tidied_u
     lake.load(1)
     lake.load(2)
     assert list((tmp_path / "ledger" / "_staged").rglob("*.parquet")) == []
+    lake.change(TIDYING_UP[lake.kind])
     if lake.kind == DELTA:
-        lake.change("VACUUM {t}")
         lake.change("OPTIMIZE {t}")
     else:
-        lake.change(f"CALL {CATALOG}.system.remove_orphan_files(table => '{{t}}')")
         lake.change(
             f"CALL {CATALOG}.system.rewrite_data_files(table => '{{t}}', options => map('min-input-files', '2'))"
         )
     lake.load(3)
     assert lake.ids() == [1, 2, 3]
+
+
+def test_rows_that_waited_for_long_are_not_tidied_up_before_the_table_names_them(lake: Lake) -> None:
+    lake.load(1)
+    with (
+        # Otherwise VACUUM commits what it did, and the batch is written anew after that.
+        session_settings(lake.spark, {"spark.databricks.delta.vacuum.logging.enabled": "false"}),
+        before_first(StagedParquet, "put_into", lambda file, _: os.utime(file.path, (0, 0))),
+        after_first(StagedParquet, "put_into", lambda: lake.change(TIDYING_UP[lake.kind])),
+    ):
+        lake.load(2)
+    assert of_tasks(lake.files()) == [True, True]
+    assert lake.ids() == [1, 2]
 
 
 def test_the_batch_is_named_in_the_history_of_the_table(lake: Lake) -> None:
@@ -212,6 +238,34 @@ def test_a_column_that_was_dropped_and_added_again_meanwhile_keeps_its_values(la
     assert [(row["id"], row["name"]) for row in lake.rows()] == [(0, None), (1, "ünïcödé 1")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "statement", "said"),
+    [
+        (
+            DELTA,
+            f"CREATE OR REPLACE TABLE {{t}} ({SCHEMA.replace('name STRING', 'name BIGINT')}, "
+            "_message_id STRING, _sent_at TIMESTAMP, _batch_id STRING) USING delta",
+            "column name is bigint in the table and string in the schema",
+        ),
+        (
+            ICEBERG,
+            "ALTER TABLE {t} ALTER COLUMN price TYPE DECIMAL(14, 3)",
+            "column price is decimal(14,3) in the table and decimal(12,3) in the schema",
+        ),
+    ],
+    ids=[DELTA, ICEBERG],
+)
+def test_files_are_not_put_into_a_table_that_has_got_another_type_meanwhile(
+    spark: SparkSession, tmp_path: Path, kind: str, statement: str, said: str
+) -> None:
+    lake = lake_of(spark, tmp_path, kind)
+    lake.load(1)
+    with once_admitted(partial(lake.change, statement)), pytest.raises(TableError, match=re.escape(said)):
+        lake.load(2)
+    assert 2 not in lake.ids()
+    spark.sql(f"DROP TABLE {lake.name}")
+
+
 def test_a_table_that_has_got_a_partition_meanwhile_gets_its_rows_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_of(spark, tmp_path, ICEBERG)
     lake.load(1)
@@ -254,6 +308,49 @@ def test_a_driver_that_is_killed_after_the_commit_leaves_the_batch_there_once(la
     assert lake.ids() == [1, 2]
 
 
+def test_the_batch_of_a_killed_driver_that_the_table_has_forgotten_is_there_once(lake: Lake) -> None:
+    lake.load(1)
+    with interrupted(StagedRows, "mark_applied", "before"), pytest.raises(InterruptionError):
+        lake.load(2)
+    lake.change("DELETE FROM {t} WHERE id = 1", *FORGETTING[lake.kind])
+    lake.load(2)
+    assert lake.ids() == [2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_rows_that_somebody_deletes_before_the_next_driver_looks_do_not_come_back(lake: Lake, moment: Any) -> None:
+    lake.load(1)
+    with interrupted(StagedRows, "mark_applied", moment), pytest.raises(InterruptionError):
+        lake.load(2)
+    lake.change("DELETE FROM {t} WHERE id = 2")
+    if moment == "after":
+        # By the mark, even if the table itself has forgotten the batch.
+        lake.change(*FORGETTING[lake.kind])
+
+    again = lake.load(2)
+
+    assert (again.ingested, again.rows) == (1, 0)
+    assert lake.ids() == [1]
+
+
+def test_a_commit_of_which_the_answer_was_lost_is_found(lake: Lake) -> None:
+    def lose() -> None:
+        raise OSError("connection reset")
+
+    lake.load(1)
+    with after_first(kind_of_table(lake), "_take", lose):
+        result = lake.load(2)
+    assert (result.ingested, result.rows) == (1, 1)
+    assert lake.ids() == [1, 2]
+
+
+def test_a_batch_that_another_has_just_completed_is_there_once(lake: Lake) -> None:
+    lake.load(1)
+    with before_first(kind_of_table(lake), "_take", partial(overtake, lake)):
+        lake.load(2)
+    assert lake.ids() == [1, 2]
+
+
 def test_a_batch_that_another_completes_at_the_last_moment_is_there_once(lake: Lake) -> None:
     lake.load(1)
     with overtaken(lake):
@@ -261,12 +358,26 @@ def test_a_batch_that_another_completes_at_the_last_moment_is_there_once(lake: L
     assert lake.ids() == [1, 2]
 
 
-def test_somebody_who_commits_at_the_last_moment_is_waited_for(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_batch_that_another_completes_and_the_table_forgets_at_the_last_moment_is_there_once(lake: Lake) -> None:
     lake.load(1)
-    with meanwhile(lambda: lake.change("DELETE FROM {t} WHERE id = 1")):
+    with overtaken(lake, partial(lake.change, "DELETE FROM {t} WHERE id = 1", *FORGETTING[lake.kind])):
         lake.load(2)
     assert lake.ids() == [2]
+
+
+@pytest.mark.parametrize(
+    ("statement", "ids"),
+    [("DELETE FROM {t} WHERE id = 1", [2]), ("INSERT INTO {t} SELECT * FROM {t}", [1, 1, 2])],
+    ids=["who removes rows", "who adds rows"],
+)
+def test_somebody_who_commits_at_the_last_moment_is_waited_for(
+    lake: Lake, caplog: pytest.LogCaptureFixture, statement: str, ids: list[int]
+) -> None:
+    caplog.set_level("INFO")
+    lake.load(1)
+    with meanwhile(partial(lake.change, statement)):
+        lake.load(2)
+    assert lake.ids() == ids
     assert "waiting for others who write it" in caplog.text
 
 
@@ -309,18 +420,26 @@ def meanwhile(action: Callable[[], object]) -> Any:
     return before_first(StagedParquet, "put_into", lambda *_: action())
 
 
+def kind_of_table(lake: Lake) -> type[SparkTable]:
+    return NativeDeltaTable if lake.kind == DELTA else IcebergTable
+
+
+def overtake(lake: Lake, table: SparkTable, location: str, application: Application) -> None:
+    """Have another driver complete a batch; it is killed before it can say so."""
+    session = lake.spark.newSession()
+    # It has staged nothing itself.
+    other = replace(table, spark=session, staged=replace(table.staged, spark=session), own=set())
+    other._take(location, application)
+
+
 @contextmanager
-def overtaken(lake: Lake) -> Iterator[None]:
-    """Have another driver complete the batch after the table was looked at; it is killed before it can say so."""
-    kind = NativeDeltaTable if lake.kind == DELTA else IcebergTable
+def overtaken(lake: Lake, then: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Have another driver complete the batch after the table was looked at, and something happen then."""
     taken: list[tuple[Any, str, Application]] = []
 
-    def overtake() -> None:
-        table, location, application = taken[0]
-        session = lake.spark.newSession()
-        # It has staged nothing itself.
-        other = replace(table, spark=session, staged=replace(table.staged, spark=session), own=set())
-        other._take(location, application)
+    def act() -> None:
+        overtake(lake, *taken[0])
+        then()
 
-    with before_first(kind, "_take", lambda *given: taken.append(given)), meanwhile(overtake):
+    with before_first(kind_of_table(lake), "_take", lambda *given: taken.append(given)), meanwhile(act):
         yield
