@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
         environment.setenv("PYSPARK_PYTHON", sys.executable)
+        # Where this package is not installed: without it, Spark's tasks would leave all to Spark.
+        environment.setenv("PYTHONPATH", f"{ROOT / 'providers'}{os.pathsep}{ROOT}")
         builder = SparkSession.builder.master("local[2]").appName("sqs-lease tests")
         for name, value in settings.items():
             builder = builder.config(name, value)
