@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -143,6 +144,32 @@ def test_a_server_that_deletes_without_a_look_at_the_condition_is_asked_before(o
 
     assert CleanUp(**done.to_pylist()[0]) == CleanUp(0, 1, 0, None)
     assert bucket.contents() == [line(2)]
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "looks"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", []),
+        ("https://s3.cn-north-1.amazonaws.com.cn", []),
+        ("https://amazonaws.com.example", ["data/a"]),
+        ("http://127.0.0.1:9000", ["data/a"]),
+    ],
+)
+def test_s3_itself_is_not_asked_before_a_deletion(endpoint_url: str, looks: list[str]) -> None:
+    """A role that may not list cannot tell there that an object is gone, and S3 looks at the condition."""
+    asked: list[str] = []
+    deleted: list[str] = []
+    store = ObjectStore(1)
+    store.__dict__["client"] = SimpleNamespace(
+        meta=SimpleNamespace(endpoint_url=endpoint_url),
+        head_object=lambda **its: asked.append(f"{its['Bucket']}/{its['Key']}"),
+        delete_object=lambda **its: deleted.append(its["IfMatch"]),
+    )
+    told = {"bucket": "data", "key": "a", "version_id": None, "tag": "t"}
+
+    list(ObjectCleaner(store, None)(iter([pa.RecordBatch.from_pylist([told])])))
+
+    assert (asked, deleted) == (looks, ['"t"'])
 
 
 def test_tags_are_added_to_those_that_an_object_has(place: Place, bucket: Bucket) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from botocore.exceptions import BotoCoreError, ClientError
@@ -90,8 +91,8 @@ class ObjectCleaner:
         try:
             client, named = self.store.client, _named(its)
             unchanged = {} if version_of(its) else {"IfMatch": f'"{its.tag}"'}
-            if unchanged:
-                # Tagging has no such condition; and not every server looks at the one of a request that deletes.
+            if unchanged and (self.tags is not None or not _is_s3(client)):
+                # Tagging has no such condition; and other servers than S3 may not look at that of a deletion.
                 client.head_object(**named, **unchanged)
             if self.tags is None:
                 client.delete_object(**named, **unchanged)
@@ -110,6 +111,12 @@ class ObjectCleaner:
             no_answer.set()
             return f"{its}: {type(error).__name__}"
         return _CLEANED
+
+
+def _is_s3(client: Any) -> bool:
+    """Whether a client reaches S3 itself, and not another server."""
+    host = urlsplit(client.meta.endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 def _add_tags(client: Any, named: Mapping[str, str], tags: Mapping[str, str]) -> None:
