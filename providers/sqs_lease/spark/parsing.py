@@ -28,7 +28,7 @@ class Parsed:
     """The messages of a batch that a table does not know, parsed.
 
     Attributes:
-        staged: Their rows; None where there are none.
+        staged: Their rows; None if they have no rows.
         ingested: The messages that have rows, each once.
         empty: Those that have nothing to store, each once.
         rejected: Those that are no records, as :data:`.batch_file.REASONS`, found by the driver or by tasks.

@@ -6,7 +6,7 @@ from a thread of its own, because the thread that ingests waits for Spark's answ
 
 The log says how far they are, and a line in a terminal or a notebook, as Spark's own shell has for its stages: it is
 written to standard error, over and over at the same place, and removed at the end. Where nobody looks at standard error
-(a log file, a pipe, the worker of an orchestrator) there is none.
+(a log file, a pipe, the worker of an orchestrator) no line is written.
 
 Jobs are cancelled by their job group in a session of the classic kind, and with all that the session runs through
 Spark Connect, where nobody else uses it.

@@ -121,7 +121,7 @@ class JsonSource:
         rescued: The name of a further column, ``STRING``, that saves what the others cannot hold: of an object with a
             field that is no column, or not of its column's type, the text of the whole object, as it came; null for
             all others. Such a message is then stored, with null where a value does not fit, and not rejected; one that
-            lacks a ``NOT NULL`` field still is. None, the default: there is none. With ``new_fields="ignore"`` only.
+            lacks a ``NOT NULL`` field still is. None, the default: no such column. With ``new_fields="ignore"`` only.
     """
 
     schema: str | StructType | InferredSchema
@@ -269,7 +269,7 @@ _HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
 """A text that names a time and no day; Spark leaves out spaces and control characters before it."""
 
-# Or no character, which whoever reads it may take for a null. Nothing is tried twice: long texts would take hours.
+# Or no character, which a reader may take for a null. Nothing is tried twice: long texts would take hours.
 _NUMBER: Final = r"^\s*+([+-]?+(\d++\.?+\d*+|\.\d++)([eE][+-]?+\d++)?+)?+\s*+$"
 
 FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
