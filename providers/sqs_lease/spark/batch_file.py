@@ -15,9 +15,9 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -30,12 +30,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.manifest import HALF_A_PAIR, ManifestPath, opened_manifest, rows_of, write_manifest
+from sqs_lease.batch_files.manifest import HALF_A_PAIR, SCHEMA, ManifestPath, opened_manifest, rows_of, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_ids import are_distinct, together
+from sqs_lease.spark.message_ids import constant, filtered, is_among, mapped, repeated_ids, together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
@@ -80,6 +80,7 @@ NOT_TEXT: Final = "not text: half a surrogate pair"
 """Why a body that no file in UTF-8 can hold is rejected."""
 
 _KEPT: Final = [MESSAGE_ID, SENT_AT, RECEIVE_COUNT]
+_KNOWN_OF_EACH: Final = pa.schema([*(SCHEMA.field(name) for name in _KEPT), pa.field(_REJECTED, pa.string())])
 
 REASONS: Final = pa.schema(
     [pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string(), nullable=False)]
@@ -260,45 +261,71 @@ def _read_batch(
     path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
 ) -> BatchFile | None:
     """Read of a manifest, which errors call by the name, what the driver is to know."""
-    wanted = [*_KEPT, _NOT_JSON, ATTRIBUTES]
-    if keys_of is not None or not isinstance(checker, SyntaxChecker):
-        wanted.append(BODY)
-    kept: list[pa.Table] = []
-    keys: list[str | Names | None] = []
-    places: list[Place | None] = []
-    has_dead_letters = False
+    seen = _Seen(name, checker, keys_of)
     with opened_manifest(path, name=name) as file:
-        # A row group at a time: of a large batch the bodies are not to be in memory as a whole.
+        messages = mapped(seen.messages(file), _KNOWN_OF_EACH)
+    if not messages.num_rows:
+        return None
+    if seen.places:
+        path, messages = _in_order(path, messages, list(chain.from_iterable(seen.places)))
+    if keys_of is not None:
+        messages = with_keys(messages, seen.keys)
+    if seen.has_dead_letters:
+        messages = _at_any_time(messages)
+    received = messages.num_rows
+    if len(again := repeated_ids(messages[MESSAGE_ID])):
+        latest = _latest(messages, again)
+        path = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter)
+        messages = filtered(messages, latest)
+    return BatchFile(path, messages, received, is_shared)
+
+
+@dataclass
+class _Seen:
+    """Reads a manifest, and notes on the way what only some batches have.
+
+    Attributes:
+        name: Names the manifest in errors.
+        checker: Looks at all bodies.
+        keys_of: Names what they say; None where message ids do.
+        keys: What it named them.
+        places: Where each message stands in its group; empty if none is in any.
+        has_dead_letters: Whether some came from a dead-letter queue.
+    """
+
+    name: object
+    checker: Checker
+    keys_of: KeysOf | None
+    keys: list[str | Names | None] = field(default_factory=list)
+    places: list[Iterable[Place | None]] = field(default_factory=list)
+    has_dead_letters: bool = False
+
+    def messages(self, file: pq.ParquetFile) -> Iterator[pa.Table]:
+        """What the driver keeps of each message, a row group at a time: the bodies of all of them take much memory."""
+        wanted = [*_KEPT, _NOT_JSON, ATTRIBUTES]
+        if self.keys_of is not None or not isinstance(self.checker, SyntaxChecker):
+            wanted.append(BODY)
+        before = 0
         for number in range(file.num_row_groups):
-            rows = rows_of(name, file, wanted, group=number)
-            if not rows.num_rows:
-                continue
-            if isinstance(checker, SyntaxChecker):
-                reasons = checker.reasons_by_syntax(rows[_NOT_JSON])
+            rows = rows_of(self.name, file, wanted, group=number)
+            if isinstance(self.checker, SyntaxChecker):
+                reasons = self.checker.reasons_by_syntax(rows[_NOT_JSON])
             else:
-                reasons = pa.chunked_array([checker.reasons(rows[BODY].to_pylist())], pa.string())
-            if keys_of is not None:
-                keys += keys_of(rows[BODY].to_pylist())
+                reasons = pa.chunked_array([self.checker.reasons(rows[BODY].to_pylist())], pa.string())
+            if self.keys_of is not None:
+                self.keys += self.keys_of(rows[BODY].to_pylist())
+            said = rows[ATTRIBUTES]
+            if _any_has(said, _SEQUENCE_NUMBER):
+                self.places = self.places or [repeat(None, before)]
+                self.places.append(map(place_of, said.to_pylist()))
+            elif self.places:
+                self.places.append(repeat(None, len(said)))
+            self.has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
+            before += len(said)
             # Of such a body, the file has something else.
             unwritten = pc.fill_null(pc.equal(rows[_NOT_JSON], HALF_A_PAIR), False)
             reasons = pc.coalesce(reasons, pc.if_else(unwritten, NOT_TEXT, None).cast(pa.string()))
-            kept.append(rows.select(_KEPT).append_column(_REJECTED, reasons))
-            said = rows[ATTRIBUTES]
-            places += map(place_of, said.to_pylist()) if _any_has(said, _SEQUENCE_NUMBER) else [None] * len(said)
-            has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
-    if not kept:
-        return None
-    messages = pa.concat_tables(kept)
-    path, messages = _in_order(path, messages, places)
-    if keys_of is not None:
-        messages = with_keys(messages, keys)
-    if has_dead_letters:
-        messages = _at_any_time(messages)
-    received = messages.num_rows
-    if not are_distinct(messages[MESSAGE_ID]):
-        latest = _latest(messages)
-        path, messages = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter), messages.filter(latest)
-    return BatchFile(path, messages, received, is_shared)
+            yield rows.select(_KEPT).append_column(_REJECTED, reasons)
 
 
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
@@ -309,7 +336,7 @@ def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
     """Have the times tell the order of messages of a FIFO queue; where they do not, the file is written anew."""
-    times = in_order(messages[SENT_AT], places) if any(places) else None
+    times = in_order(messages[SENT_AT], places)
     if times is None:
         return path, messages
     return _rewritten(path, "messages-in-order.parquet", times, _with_times), _with_times(messages, times)
@@ -358,7 +385,7 @@ def _with_times(messages: pa.Table, times: Any) -> pa.Table:
 
 def _at_any_time(messages: pa.Table) -> pa.Table:
     """Have messages looked up whenever they were sent: the dead-letter queue of a FIFO queue says another time."""
-    return _with_times(messages, pa.nulls(len(messages), messages.schema.field(SENT_AT).type))
+    return _with_times(messages, constant(None, messages.schema.field(SENT_AT).type, len(messages)))
 
 
 def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:
@@ -382,15 +409,16 @@ def _writing(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _latest(messages: pa.Table) -> pa.ChunkedArray:
-    """Which rows to keep: of each message the one with the highest receive count, and of those the last."""
-    position = pa.array(range(messages.num_rows), pa.int64())
-    ordered = messages.append_column("position", position).sort_by(
-        [(MESSAGE_ID, "ascending"), (RECEIVE_COUNT, "ascending"), ("position", "ascending")]
-    )
+def _latest(messages: pa.Table, again: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which rows to keep: of each message that is there again the one with the highest receive count, or the last."""
+    is_again = is_among(messages[MESSAGE_ID], again)
+    position = pc.indices_nonzero(is_again)
+    ordered = messages.take(position).append_column("position", position)
+    ordered = ordered.sort_by([(MESSAGE_ID, "ascending"), (RECEIVE_COUNT, "ascending"), ("position", "ascending")])
     message_ids = ordered[MESSAGE_ID].combine_chunks()
     is_last = pa.concat_arrays([pc.not_equal(message_ids[1:], message_ids[:-1]), pa.array([True])])
-    return pc.is_in(position, ordered["position"].filter(is_last).combine_chunks())
+    latest = pc.is_in(position, ordered["position"].filter(is_last).combine_chunks())
+    return pa.chunked_array([pc.replace_with_mask(pa.repeat(True, len(messages)), is_again.combine_chunks(), latest)])
 
 
 def _rewritten(path: Path, name: str, values: Any, change: Callable[[pa.Table, Any], pa.Table]) -> Path:

@@ -40,7 +40,7 @@ from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, Batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.message_ids import NO_IDS, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.progress import StillHeld, progress_bar, watched_jobs
 from sqs_lease.spark.repeats import Keys
@@ -247,11 +247,12 @@ def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.Chu
     """
     digest = hashlib.sha256(source.encode())
     # Some at a time: as one text they would take more memory than all that the driver keeps of a batch.
-    messages = pa.table([message_ids, receive_counts.cast(pa.string())], names=["id", "count"])
+    messages = pa.table([message_ids, receive_counts], names=["id", "count"])
     for part in messages.to_batches(_NAMED_AT_ONCE):
         # Of no texts, the buffer has something else.
         if part.num_rows:
-            lines = pc.binary_join_element_wise("", pc.binary_join_element_wise(*part.columns, " "), "\n")
+            said = pc.binary_join_element_wise(part["id"], part["count"].cast(pa.string()), " ")
+            lines = pc.binary_join_element_wise("", said, "\n")
             digest.update(lines.buffers()[-1])
     return digest.hexdigest()[:32]
 
@@ -325,9 +326,13 @@ def _result(
     batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool, waited_seconds: float
 ) -> IngestResult:
     """Put together what this call did, and what an earlier one did under the same batch id."""
-    ours = loaded.known.filter(pc.equal(loaded.known["batch_id"], batch_id))
-    ingested, empty, rejected = (ours.filter(pc.equal(ours["outcome"], of)) for of in (INGESTED, EMPTY, REJECTED))
-    reported = [loaded.rejected, rejected] if rejects_stored else [loaded.rejected]
+    is_ours = pc.equal(loaded.known["batch_id"], batch_id)
+    ingested, empty, rejected = (
+        pc.and_(is_ours, pc.equal(loaded.known["outcome"], of)) for of in (INGESTED, EMPTY, REJECTED)
+    )
+    all_ingested = loaded.ingested + pc.sum(ingested, min_count=0).as_py()
+    all_empty = loaded.empty + pc.sum(empty, min_count=0).as_py()
+    reported = [loaded.rejected, filtered(loaded.known, rejected)] if rejects_stored else [loaded.rejected]
     reasons = {
         message_id: reason or ""
         for table in reported
@@ -336,9 +341,9 @@ def _result(
     return IngestResult(
         batch_id=batch_id,
         received=batch.received,
-        ingested=loaded.ingested + ingested.num_rows,
-        empty=loaded.empty + empty.num_rows,
-        duplicates=batch.received - loaded.ingested - ingested.num_rows - loaded.empty - empty.num_rows - len(reasons),
+        ingested=all_ingested,
+        empty=all_empty,
+        duplicates=batch.received - all_ingested - all_empty - len(reasons),
         rejected=reasons,
         rows=loaded.rows,
         table_version=loaded.version,

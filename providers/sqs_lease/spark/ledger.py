@@ -35,7 +35,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.message_ids import said_of
+from sqs_lease.spark.message_ids import mapped, said_of, slices
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
 from sqs_lease.spark.waits import among_others
@@ -449,8 +449,9 @@ def _text(column: str) -> pds.Expression:
 
 _NOT_ABANDONED: Final = _text("outcome") != _ABANDONED
 _BUCKET_MICROSECONDS: Final = 60_000_000
-# Row groups that a look-up holds in memory at once: some 20 MB each.
+# What a look-up holds in memory at once: of so many files a row group each, some 20 MB.
 _FILES_AT_ONCE: Final = 4
+_ROWS_AT_ONCE: Final = 100_000
 
 _Result = TypeVar("_Result")
 
@@ -488,13 +489,17 @@ class LedgerSnapshot:
             lambda scanner: scanner.head(1).to_pylist(),
             columns=["number", "batch_id", "location"],
             where=pds.field("number") == highest,
+            rows_at_once=1_000,
         )
         return Admitted(row["number"], row["batch_id"], row["location"])
 
     def find(self, messages: pa.Table) -> pa.Table:
         """Of messages, as :data:`.sinks.sink.LOOKED_UP`, those in the ledger, as :data:`.sinks.sink.KNOWN`."""
+        return mapped(map(self._find, slices(messages)), KNOWN)
+
+    def _find(self, messages: pa.Table) -> pa.Table:
         overlapping = self._overlapping(messages["sent_at"])
-        if not messages.num_rows or not pc.any(overlapping).as_py():
+        if not pc.any(overlapping).as_py():
             return KNOWN.empty_table()
         message_ids = messages["message_id"].combine_chunks()
         found: pa.Table = self._scan(
@@ -565,12 +570,28 @@ class LedgerSnapshot:
         *,
         columns: list[str],
         where: pds.Expression,
+        rows_at_once: int = _ROWS_AT_ONCE,
     ) -> _Result:
-        """Take something from the chosen files, a few of which are in memory at a time."""
+        """Take something from the chosen files, of a few of which some rows are in memory at a time."""
         paths = self.files["path"].filter(chosen).to_pylist()
         try:
-            files = pds.dataset(paths, schema=FILE, format="parquet", filesystem=self.place.file_system())
-            return take(files.scanner(columns=columns, filter=where, fragment_readahead=_FILES_AT_ONCE))
+            # Reading ahead is for places where each read is a request. It holds all columns of a file.
+            reading = pds.ParquetFragmentScanOptions(pre_buffer=not self.place.is_local)
+            files = pds.dataset(
+                paths,
+                schema=FILE,
+                format=pds.ParquetFileFormat(default_fragment_scan_options=reading),
+                filesystem=self.place.file_system(),
+            )
+            return take(
+                files.scanner(
+                    columns=columns,
+                    filter=where,
+                    batch_size=rows_at_once,
+                    batch_readahead=1,
+                    fragment_readahead=_FILES_AT_ONCE,
+                )
+            )
         except (OSError, pa.ArrowInvalid) as error:
             raise self.place.unusable("cannot be read", error) from error
 

@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
-from sqs_lease.spark.message_ids import NO_IDS, are_distinct, is_among, only, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, said_of, together, without
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
@@ -257,17 +257,15 @@ class Fates:
         # the two are equal outright, which is seen at once.
         if accounted.equals(expected) or (
             len(accounted) == len(expected)
-            and are_distinct(accounted)
+            and not len(repeated_ids(accounted))
             and pc.all(is_among(accounted, expected), min_count=0).as_py()
         ):
             return
-        counted = pc.value_counts(accounted)
-        repeated = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
         wrong = sorted(
             {
                 *without(expected, accounted).to_pylist(),
                 *without(accounted, expected).to_pylist(),
-                *repeated.to_pylist(),
+                *repeated_ids(accounted).to_pylist(),
             }
         )
         raise ReconciliationError(
@@ -283,7 +281,9 @@ class Fates:
         done = together(self.ingested, self.empty)
         is_all = done.equals(messages["message_id"])
         chosen = messages if is_all else only(messages, done)
-        outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
+        outcome: Any = INGESTED
+        if len(self.empty):
+            outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
         return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
-from sqs_lease.spark.message_ids import NO_IDS, is_among, only, together, without
+from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, together, without
 from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
 from sqs_lease.spark.sources.source import ArrowParser
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
@@ -82,7 +82,7 @@ class MessageParser:
                     # One row for each message, as it mostly is: then no id is worked out, or kept, a second time.
                     staged, ingested = replace(staged, message_ids=everything), everything
                 else:
-                    ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
+                    ingested = _ids_once(staged.message_ids)
                 torn_now = only(seen, ingested)
                 if not torn_now.num_rows:
                     empty = pa.chunked_array([pc.unique(reasons["message_id"].filter(nothing))], pa.string())
@@ -165,8 +165,12 @@ def parse_rejects(
     if not wanted.num_rows:
         return Parsed(None, NO_IDS, NO_IDS, REASONS.empty_table())
     staged = table.stage(batch.rejects(spark, wanted).withColumn(BATCH_ID, F.lit(batch_id)), batch_id)
-    ingested = pa.chunked_array([pc.unique(staged.message_ids)], pa.string())
-    return Parsed(staged, ingested, NO_IDS, REASONS.empty_table())
+    return Parsed(staged, _ids_once(staged.message_ids), NO_IDS, REASONS.empty_table())
+
+
+def _ids_once(message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The messages of some rows. Where each has one row, no column of theirs is made anew."""
+    return pa.chunked_array([pc.unique(message_ids)], pa.string()) if len(repeated_ids(message_ids)) else message_ids
 
 
 def _each_once(reasons: pa.Table) -> pa.Table:

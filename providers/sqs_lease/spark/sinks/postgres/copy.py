@@ -211,7 +211,8 @@ def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
     """
     for path in sorted(directory.iterdir()):
         try:
-            with pq.ParquetFile(path) as file:
+            # Otherwise all of it is read ahead.
+            with pq.ParquetFile(path, pre_buffer=False) as file:
                 yield from file.iter_batches(_rows_at_once(file.metadata))
         except pa.ArrowInvalid as error:
             raise OSError(f"{path.name} is no whole Parquet file") from error

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -40,6 +41,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
+from sqs_lease.spark.message_ids import constant, in_order, mapped, slices, without
 from sqs_lease.spark.sinks.postgres.catalog import (
     BATCHES,
     ENTRY_KINDS,
@@ -109,12 +111,10 @@ class PostgresLookUp:
 
     Attributes:
         messages: Those that were asked for.
-        order: Their positions, sorted by message id.
         known: See :class:`..sink.LookUp`.
     """
 
     messages: pa.Table
-    order: pa.Array
     known: pa.Table
 
     @property
@@ -187,16 +187,8 @@ class PostgresTable:
 
     def look_up(self, messages: pa.Table) -> PostgresLookUp:
         """See :meth:`..sink.Table.look_up`."""
-        message_ids = messages["message_id"]
-        order = pc.sort_indices(message_ids)
         with self.transaction("cannot be read") as cursor:
-            known = self._known(cursor, message_ids.take(order))
-        if known.num_rows == messages.num_rows:
-            # All are known: in the order of asking, so that who compares the two sees at once that they are the same.
-            places = np.empty(len(order), np.int64)
-            places[order.to_numpy()] = np.arange(len(order))
-            known = known.take(places)
-        return PostgresLookUp(messages, order, known)
+            return PostgresLookUp(messages, self._known(cursor, messages["message_id"]))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`..sink.Table.stage`."""
@@ -327,12 +319,18 @@ class PostgresTable:
         return message_ids
 
     def _known(self, cursor: Cursor, message_ids: pa.ChunkedArray) -> pa.Table:
-        """What the table knows of messages; their ids are sorted, so that the index is read in its order."""
+        """What the table knows of messages."""
         cursor.execute('CREATE TEMPORARY TABLE sqs_lease_asked (message_id text COLLATE "C") ON COMMIT DROP')
-        asked = pa.table([message_ids], names=["message_id"])
-        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)", asked.to_batches(), ["text"])
         # By the index: the planner would rather read all entries, of which there may be many millions.
         cursor.execute("SELECT set_config('enable_' || way, 'off', true) FROM unnest(%s::text[]) way", [_OTHER_WAYS])
+        return mapped((self._known_of(cursor, part) for part in slices(message_ids)), KNOWN)
+
+    def _known_of(self, cursor: Cursor, message_ids: pa.ChunkedArray) -> pa.Table:
+        # Sorted, so that the index is read in its order.
+        order = pc.sort_indices(message_ids)
+        asked = pa.table([message_ids.take(order)], names=["message_id"])
+        cursor.execute("TRUNCATE pg_temp.sqs_lease_asked")
+        copy_in(cursor, "COPY pg_temp.sqs_lease_asked FROM STDIN (FORMAT binary)", asked.to_batches(), ["text"])
         query = sql.SQL(
             "COPY (SELECT e.message_id, e.batch, e.outcome, e.reason "
             "FROM pg_temp.sqs_lease_asked JOIN {} e USING (message_id)) TO STDOUT (FORMAT csv)"
@@ -347,7 +345,13 @@ class PostgresTable:
         place = pc.index_in(found["batch"], value_set=numbers)
         known = found.set_column(1, "batch_id", batch_ids.take(place.combine_chunks())).select(KNOWN.names)
         # Somebody else has just removed old batches, with their entries.
-        return known.filter(pc.is_valid(place)).cast(KNOWN)
+        known = known.filter(pc.is_valid(place)).cast(KNOWN)
+        if known.num_rows == len(order):
+            # All are known: in the order of asking, so that who compares the two sees at once that they are the same.
+            places = np.empty(len(order), np.int64)
+            places[order.to_numpy()] = np.arange(len(order))
+            known = known.take(places)
+        return known
 
     def _admit(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
         # What is reported as committed must outlive a crash of the server, whatever the role's default is.
@@ -359,14 +363,14 @@ class PostgresTable:
             sql.SQL("INSERT INTO {} (target, batch_id, messages) VALUES (%s, %s, %s) RETURNING number").format(BATCHES),
             [str(self.name), admission.batch_id, admission.entries.num_rows],
         ).fetchone() or (None,)
-        message_ids = admission.entries["message_id"]
-        is_all = message_ids.equals(looked_up.messages["message_id"])
+        entries = admission.entries
+        entries = entries.append_column("batch", constant(number, pa.int64(), entries.num_rows))
         # In order, so that two batches wait for one another in one direction only.
-        entries = admission.entries.take(looked_up.order if is_all else pc.sort_indices(message_ids))
-        entries = entries.append_column("batch", pa.repeat(pa.scalar(number, pa.int64()), entries.num_rows))
+        parts = in_order(entries.select(list(ENTRY_KINDS)))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(self.name.entries, names_of(ENTRY_KINDS))
         try:
-            copy_in(cursor, statement, entries.select(list(ENTRY_KINDS)).to_batches(), list(ENTRY_KINDS.values()))
+            batches = chain.from_iterable(part.to_batches() for part in parts)
+            copy_in(cursor, statement, batches, list(ENTRY_KINDS.values()))
         except psycopg.errors.UniqueViolation:
             raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
         self._require_batch(cursor, looked_up, admission, number)
@@ -384,8 +388,7 @@ class PostgresTable:
         brought = _brought_by(looked_up.known, admission.batch_id)
         if stored == brought:
             return
-        message_ids = looked_up.messages["message_id"].take(looked_up.order)
-        others = message_ids.filter(pc.invert(pc.is_in(message_ids, value_set=admission.entries["message_id"])))
+        others = without(looked_up.messages["message_id"], admission.entries["message_id"])
         if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
             raise Overtaken(f"another try of the batch committed a part of it to table {self._place}")
         raise BatchIdReusedError(
