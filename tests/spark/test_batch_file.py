@@ -5,20 +5,25 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from sqs_lease.batch_files.manifest import ManifestError, why_not_json, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import TextSource, WorkspaceError
+from sqs_lease.spark import TextSource, WorkspaceError, batch_parts
 from sqs_lease.spark.batch_file import written_batch
 from sqs_lease.spark.sources.json import PlainChecker
 from sqs_lease.spark.workspace import scratch_directory
@@ -51,8 +56,8 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
     said = {"SentTimestamp": "1700000000123", "ApproximateReceiveCount": "3", "SenderId": "me"}
     full = Message(Receipt("full", "handle"), "body", said, attributes)
 
-    for given in (full, full.as_dict()):
-        with written_batch([given, {"MessageId": "bare", "Body": "x"}], workspace=tmp_path, checker=Checker()) as batch:
+    for form in (full, full.as_dict()):
+        with written_batch([form, {"MessageId": "bare", "Body": "x"}], workspace=tmp_path, checker=Checker()) as batch:
             assert batch is not None
             assert rows(batch.path) == [
                 {
@@ -221,6 +226,69 @@ def test_row_groups_without_messages_are_passed_over(tmp_path: Path) -> None:
     assert read(nothing, first, nothing, second) == read(first, second)
 
 
+def in_groups(path: Path, groups: Sequence[Sequence[Message]]) -> Path:
+    """A manifest with these row groups."""
+    manifest = manifest_of(path, [message for group in groups for message in group])
+    messages, schema = pq.read_table(manifest), pq.read_schema(manifest)
+    with pq.ParquetWriter(manifest, schema) as writer:
+        start = 0
+        for group in groups:
+            writer.write_table(messages.slice(start, len(group)))
+            start += len(group)
+    return manifest
+
+
+def as_text(bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+    """A parser that takes every body."""
+    return pa.table({"text": bodies}), pa.repeat(True, len(bodies))
+
+
+@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6), out=st.sets(st.integers(0, 24)))
+def test_tasks_make_rows_of_the_messages_that_are_wanted(sizes: list[int], out: set[int]) -> None:
+    ends = list(accumulate(sizes))
+    assume(ends[-1])
+    groups = [
+        [message(f"m{at}", "x" * (at % 5)) for at in range(end - size, end)]
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    # The driver rejects the texts that are not empty here.
+    wanted = [f"m{at}" for at in range(ends[-1]) if at not in out and at % 5 == 0]
+
+    # A task reads one message at a time.
+    with patch.object(batch_parts, "_BYTES_AT_ONCE", 1), tempfile.TemporaryDirectory() as directory:
+        manifest = in_groups(Path(directory, "manifest"), groups)
+        with written_batch(manifest, workspace=directory, checker=Checker()) as batch:
+            assert batch is not None
+            left_out = pa.chunked_array([[f"m{at}" for at in sorted(out)]], pa.string())
+            parts = batch.parts(as_text, left_out, "b")
+            made = [one.rows["_message_id"].to_pylist() for one in parts.read(range(parts.count))]
+
+    assert [message_id for of_part in made for message_id in of_part] == wanted
+    assert all(made)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=20))
+def test_of_a_message_that_is_there_again_the_newest_receive_is_kept(received: list[tuple[int, int]]) -> None:
+    messages = [message(f"m{name}", str(at), receive_count=count) for at, (name, count) in enumerate(received)]
+    newest: dict[int, tuple[int, int]] = {}
+    for at, (name, count) in enumerate(received):
+        newest[name] = max(newest.get(name, (0, 0)), (count, at))
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        written_batch(
+            in_groups(Path(directory, "manifest"), [messages[:7], messages[7:]]), workspace=directory, checker=Checker()
+        ) as batch,
+    ):
+        assert batch is not None
+        kept = [(row["message_id"], row["body"]) for row in rows(batch.path)]
+        assert batch.messages["message_id"].to_pylist() == [message_id for message_id, _ in kept]
+        assert batch.repeated == len(messages) - len(kept)
+
+    assert sorted(kept) == sorted((f"m{name}", str(at)) for name, (_, at) in newest.items())
+    assert [int(body) for _, body in kept] == sorted(int(body) for _, body in kept)
+
+
 def test_what_is_no_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("hello")
@@ -358,9 +426,12 @@ def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_manifest: bool
 ) -> None:
     monkeypatch.setattr("sqs_lease.batch_files.manifest.ROW_GROUP_MESSAGES", 2)
+    # Two are a row group; some of these have nobody in a message group, as where a batch is of several queues.
     messages = [
+        *(message(f"plain {number}", "{}") for number in range(2)),
         fifo("third", 100),
         fifo("first", 10),
+        *(message(f"plain {number}", "{}") for number in range(2, 4)),
         fifo("in another group", 5, group="b"),
         fifo("second", 20),
         fifo("first", 10),
@@ -370,8 +441,10 @@ def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has
 
     with written_batch(given, workspace=tmp_path / "batches", checker=Checker()) as batch:
         assert batch is not None
-        found = {one["message_id"]: one["sent_at"].microsecond for one in rows(batch.path)}
-        looked_up = {one["message_id"]: one["sent_at"].microsecond for one in batch.looked_up.to_pylist()}
+        found, looked_up = (
+            {one["message_id"]: one["sent_at"].microsecond for one in its if not one["message_id"].startswith("plain")}
+            for its in (rows(batch.path), batch.looked_up.to_pylist())
+        )
         assert [file for file in batch.path.parent.iterdir() if file.suffix == ".parquet"] == [batch.path]
 
     expected = {"first": 123_000, "second": 123_001, "third": 123_002, "in another group": 123_000, "later": 124_000}

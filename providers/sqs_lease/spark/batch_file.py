@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.batch_files.manifest import HALF_A_PAIR, SCHEMA, ManifestPath, opened_manifest, rows_of, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.batch_parts import CHOSEN, BatchParts
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.message_ids import constant, filtered, is_among, mapped, repeated_ids, together
@@ -141,9 +141,21 @@ class BatchFile:
     def parts(self, parser: ArrowParser, without: pa.ChunkedArray, batch_id: str) -> BatchParts:
         """The messages for tasks that read them themselves, without some and without what the driver rejected."""
         out = together(self.rejected["message_id"], without)
-        return BatchParts.of(
-            self.path, without=self._written_ids(out) if len(out) else None, parser=parser, batch_id=batch_id
-        )
+        chosen = self._written_choice(is_among(self.messages[MESSAGE_ID], out)) if len(out) else None
+        return BatchParts.of(self.path, chosen=chosen, parser=parser, batch_id=batch_id)
+
+    def _written_choice(self, is_left_out: pa.ChunkedArray) -> Path:
+        """Write for each row group of the file which of its messages are wanted."""
+        path = self.path.with_name(f"chosen-{uuid4().hex}.arrow")
+        groups = pq.read_metadata(self.path)
+        with pa.ipc.new_file(path, CHOSEN) as writer:
+            start = 0
+            for number in range(groups.num_row_groups):
+                rows = groups.row_group(number).num_rows
+                wanted = pc.invert(is_left_out.slice(start, rows)).combine_chunks()
+                writer.write_batch(pa.RecordBatch.from_arrays([wanted], schema=CHOSEN))
+                start += rows
+        return path
 
     def _compared(self, messages: DataFrame, message_ids: pa.ChunkedArray, how: str) -> DataFrame:
         others = self._read(messages.sparkSession, self._written_ids(message_ids), f"{MESSAGE_ID} STRING")

@@ -25,6 +25,9 @@ _BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 _BODY: Final = "body"
 _READ: Final = ["message_id", "sent_at", _BODY]
 
+CHOSEN: Final = pa.schema([("is_wanted", pa.bool_())])
+"""Which messages of a part are wanted, in their order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -45,7 +48,8 @@ class BatchParts:
 
     Attributes:
         path: The batch's file, which all executors reach; its row groups are the parts.
-        without: A Parquet file of the ids of messages that are left out; None where none are.
+        chosen: An Arrow file that says of each message whether it is wanted, as :data:`CHOSEN`: for each part of the
+            batch one record batch. None where all are.
         parser: Makes the rows.
         batch_id: The batch.
         count: How many parts there are.
@@ -53,18 +57,18 @@ class BatchParts:
     """
 
     path: str
-    without: str | None
+    chosen: str | None
     parser: ArrowParser
     batch_id: str
     count: int
     size: int
 
     @classmethod
-    def of(cls, path: Path, *, without: Path | None, parser: ArrowParser, batch_id: str) -> BatchParts:
+    def of(cls, path: Path, *, chosen: Path | None, parser: ArrowParser, batch_id: str) -> BatchParts:
         """All parts of a batch's file."""
         count = pq.read_metadata(path).num_row_groups
         size = path.stat().st_size
-        return cls(str(path), None if without is None else str(without), parser, batch_id, count, size)
+        return cls(str(path), None if chosen is None else str(chosen), parser, batch_id, count, size)
 
     def tasks(self, spark: SparkSession) -> int:
         """How many tasks to share the parts among: for each core one, and as many again where they would be large."""
@@ -77,14 +81,24 @@ class BatchParts:
 
     def read(self, parts: Iterable[int]) -> Iterator[Made]:
         """Make rows of some parts, which are numbered from 0 on, a few messages at a time."""
-        without = None if self.without is None else pq.read_table(self.without).column(0).combine_chunks()
         with pq.ParquetFile(self.path) as file:
             for part in parts:
+                is_wanted = self._is_wanted(part)
+                if is_wanted is not None and not pc.any(is_wanted).as_py():
+                    continue
+                start = 0
                 for messages in _messages(file, part):
-                    if without is not None:
-                        messages = messages.filter(pc.invert(pc.is_in(messages["message_id"], without)))  # noqa: PLW2901
-                    if messages.num_rows:
-                        yield self._made(messages)
+                    end = start + messages.num_rows
+                    wanted = messages if is_wanted is None else messages.filter(is_wanted[start:end])
+                    start = end
+                    if wanted.num_rows:
+                        yield self._made(wanted)
+
+    def _is_wanted(self, part: int) -> pa.Array | None:
+        if self.chosen is None:
+            return None
+        with pa.OSFile(self.chosen) as file:
+            return pa.ipc.open_file(file).get_batch(part).column(0)
 
     def _made(self, messages: pa.RecordBatch) -> Made:
         rows, taken = self.parser(messages[_BODY])
