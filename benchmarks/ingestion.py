@@ -260,14 +260,17 @@ class Memory:
     """Megabytes that an ingestion needed at most.
 
     Attributes:
-        before: The driver's Python, with a session and before the batch.
-        driver: The driver's Python.
-        workers: Each Python process of the executors, the largest.
+        before: The driver's Python, with a session and before the batch: its own memory.
+        driver: The driver's Python: its own memory.
+        with_files: The same, with the pages of files that are mapped into it, which the system takes back when it
+            needs them.
+        workers: Each Python process of the executors, the largest, with such pages.
         jvm: Java, driver and executors in one. It takes what its heap may have (1 GB) before it collects garbage.
     """
 
     before: float
     driver: float
+    with_files: float
     workers: float
     jvm: float
 
@@ -284,16 +287,16 @@ def memory_of(directory: Path, count: int) -> Memory:
         check=True,
     )
     manifest.unlink()
-    return Memory(*map(float, done.stdout.split()[-4:]))
+    return Memory(*map(float, done.stdout.split()[-5:]))
 
 
 def be_driver(manifest: Path) -> None:
     """Ingest a manifest, and print the most memory that the processes had."""
     with local_session(cores=2) as spark, tempfile.TemporaryDirectory(prefix="benchmark-") as place:
         spark.range(1).count()
-        before = most_memory(os.getpid())
+        before = megabytes(os.getpid(), "RssAnon")
         ended = Event()
-        watching = Thread(target=watch_children, args=(ended, most := {"java": 0.0, "python": 0.0}))
+        watching = Thread(target=watch, args=(ended, most := {"driver": 0.0, "java": 0.0, "python": 0.0}))
         watching.start()
         try:
             ingest(
@@ -306,23 +309,24 @@ def be_driver(manifest: Path) -> None:
         finally:
             ended.set()
             watching.join()
-        driver = most_memory(os.getpid())
-    print(f"\n{before:.0f} {driver:.0f} {most['python']:.0f} {most['java']:.0f}")
+        with_files = megabytes(os.getpid(), "VmHWM")
+    print(f"\n{before:.0f} {most['driver']:.0f} {with_files:.0f} {most['python']:.0f} {most['java']:.0f}")
 
 
-def watch_children(ended: Event, most: dict[str, float]) -> None:
-    """Note the most memory of any child of this process, Java and Python, until it ends."""
-    while not ended.wait(0.2):
+def watch(ended: Event, most: dict[str, float]) -> None:
+    """Note the most memory of this process, and of any child of it, Java and Python, until it ends."""
+    while not ended.wait(0.05):
+        most["driver"] = max(most["driver"], megabytes(os.getpid(), "RssAnon"))
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess, OSError):
                 kind = "java" if child.name() == "java" else "python"
-                most[kind] = max(most[kind], most_memory(child.pid))
+                most[kind] = max(most[kind], megabytes(child.pid, "VmHWM"))
 
 
-def most_memory(process: int) -> float:
-    """Megabytes that a process had at most; on Linux, whose `getrusage` counts the parent before the start too."""
+def megabytes(process: int, of: str) -> float:
+    """What Linux says of a process's memory: ``RssAnon``, its own now, or ``VmHWM``, with files, at most."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{of}:"):
             return float(line.split()[1]) / 1024
     return 0.0
 
@@ -361,10 +365,11 @@ def main() -> None:
             for size, ingesting, looking in duplicate_checks(spark, directory, given.stored):
                 print(f"{size:12,} {ingesting:10.2f} {looking:11.2f}", flush=True)
         print("\nmegabytes at most, for a batch of so many messages\n")
-        print(f"{'messages':>12} {'before':>7} {'driver':>7} {'a worker':>9} {'Java':>6}")
+        print(f"{'messages':>12} {'before':>7} {'driver':>7} {'with files':>11} {'a worker':>9} {'Java':>6}")
         for count in given.memory:
             memory = memory_of(directory, count)
-            figures = f"{memory.before:7.0f} {memory.driver:7.0f} {memory.workers:9.0f} {memory.jvm:6.0f}"
+            own = f"{memory.before:7.0f} {memory.driver:7.0f} {memory.with_files:11.0f}"
+            figures = f"{own} {memory.workers:9.0f} {memory.jvm:6.0f}"
             print(f"{count:12,} {figures}", flush=True)
 
 

@@ -40,7 +40,7 @@ from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, Names, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -275,13 +275,12 @@ def _read_batch(
     """Read of a manifest, which errors call by the name, what the driver is to know."""
     seen = _Seen(name, checker, keys_of)
     with opened_manifest(path, name=name) as file:
-        messages = mapped(seen.messages(file), _KNOWN_OF_EACH)
+        known = with_keys(_KNOWN_OF_EACH.empty_table(), []) if keys_of else _KNOWN_OF_EACH.empty_table()
+        messages = mapped(seen.messages(file), known.schema)
     if not messages.num_rows:
         return None
     if seen.places:
         path, messages = _in_order(path, messages, list(chain.from_iterable(seen.places)))
-    if keys_of is not None:
-        messages = with_keys(messages, seen.keys)
     if seen.has_dead_letters:
         messages = _at_any_time(messages)
     received = messages.num_rows
@@ -300,7 +299,6 @@ class _Seen:
         name: Names the manifest in errors.
         checker: Looks at all bodies.
         keys_of: Names what they say; None where message ids do.
-        keys: What it named them.
         places: Where each message stands in its group; empty if none is in any.
         has_dead_letters: Whether some came from a dead-letter queue.
     """
@@ -308,7 +306,6 @@ class _Seen:
     name: object
     checker: Checker
     keys_of: KeysOf | None
-    keys: list[str | Names | None] = field(default_factory=list)
     places: list[Iterable[Place | None]] = field(default_factory=list)
     has_dead_letters: bool = False
 
@@ -324,8 +321,6 @@ class _Seen:
                 reasons = self.checker.reasons_by_syntax(rows[_NOT_JSON])
             else:
                 reasons = pa.chunked_array([self.checker.reasons(rows[BODY].to_pylist())], pa.string())
-            if self.keys_of is not None:
-                self.keys += self.keys_of(rows[BODY].to_pylist())
             said = rows[ATTRIBUTES]
             if _any_has(said, _SEQUENCE_NUMBER):
                 self.places = self.places or [repeat(None, before)]
@@ -337,7 +332,8 @@ class _Seen:
             # Of such a body, the file has something else.
             unwritten = pc.fill_null(pc.equal(rows[_NOT_JSON], HALF_A_PAIR), False)
             reasons = pc.coalesce(reasons, pc.if_else(unwritten, NOT_TEXT, None).cast(pa.string()))
-            yield rows.select(_KEPT).append_column(_REJECTED, reasons)
+            kept = rows.select(_KEPT).append_column(_REJECTED, reasons)
+            yield kept if self.keys_of is None else with_keys(kept, self.keys_of(rows[BODY].to_pylist()))
 
 
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
