@@ -248,7 +248,7 @@ def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path, monkeypatch: p
     manifest.write_manifest(path, batch_id="b", queue_url="http://127.0.0.1/q", messages=large)
     reader = ArrowJson.of(StructType([StructField("id", LongType())]))
     assert reader is not None
-    parts = BatchParts.of(path, without=None, parser=reader, batch_id="b")
+    parts = BatchParts.of(path, chosen=None, parser=reader, batch_id="b")
 
     made = list(parts.read([0]))
 

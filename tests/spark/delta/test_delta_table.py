@@ -255,7 +255,7 @@ def optimize_overtaken_by(
     real = delta_sink._rewrite
     tries: list[int] = []
 
-    def overtaken(*arguments: Any) -> dict[str, Any]:
+    def overtaken(*arguments: Any) -> tuple[int, int]:
         tries.append(1)
         if len(tries) == 1:
             table = open_table(path, upsert_by=upsert_by)
@@ -410,3 +410,27 @@ def test_maintenance_creates_no_table(tmp_path: Path, task: Callable[[DeltaSink]
     with pytest.raises(TableError, match=f"there is no table at {tmp_path}/missing"):
         task(DeltaSink(tmp_path / "missing"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("z_order_by", [(), ("id",)], ids=["compact", "z-order"])
+def test_a_partition_that_can_name_no_directory_stays_as_it_is_when_the_others_are_optimized(
+    place: Place, z_order_by: tuple[str, ...]
+) -> None:
+    # An append names no directories after values, deltalake's rewriting does: of the last one it made a null.
+    names = ["x" * 250, "x" * 251, "é" * 41, "é" * 42, "a/b", "it's", None, "__HIVE_DEFAULT_PARTITION__"]
+    table = open_table(place, partition_by=["name"])
+    for number in range(2):
+        rows = [row(2 * at + number, f"m{at}-{number}", name=name) for at, name in enumerate(names)]
+        table.apply(stage(table, rows), application(number + 1))
+    before = named(table)
+
+    done = DeltaSink(place.uri, storage_options=place.options or None).optimize(z_order_by=z_order_by)
+
+    assert (done.files_removed, done.files_added) == (10, 5)
+    assert named(table) == before
+
+
+def named(table: OpenDelta) -> dict[int, str | None]:
+    """The names in a table, by the row's id."""
+    found = table.storage.existing().to_pyarrow_table()
+    return dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))

@@ -124,6 +124,11 @@ def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[s
             yield name, F.col(quoted(name)), _longest(name)
 
 
+def is_directory(name: str, text: str) -> bool:
+    """Whether deltalake can name a directory by the text in a column, and read it back."""
+    return text != NULL_DIRECTORY and len(quote(text, safe="")) <= _longest(name)
+
+
 def _longest(name: str) -> int:
     return _NAME_BYTES - len(f"{quote(name, safe='')}=")
 

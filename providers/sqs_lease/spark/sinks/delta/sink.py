@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +42,14 @@ from sqs_lease.spark.sinks.delta.schema import (
     unwritten,
 )
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
-from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, EmptyTexts, judged, merge_directories, not_empty
+from sqs_lease.spark.sinks.row_rules import (
+    DoubtfulDirectories,
+    EmptyTexts,
+    is_directory,
+    judged,
+    merge_directories,
+    not_empty,
+)
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
@@ -104,7 +113,8 @@ class DeltaSink:
 
         It needs no Spark, and changes no row. Batches may be ingested meanwhile: they are never lost or doubled. If
         an upsert replaces rows of the files that are being rewritten, this starts again. The files that it replaces
-        stay for readers of earlier versions, until :meth:`vacuum`.
+        stay for readers of earlier versions, until :meth:`vacuum`. Partitions stay as they are by whose values no
+        directory can be named (255 bytes with the column's name, or Spark's name for null), as deltalake names them.
 
         Args:
             z_order_by: Sort rows by these columns together, so that readers that filter by one of them open few
@@ -119,7 +129,7 @@ class DeltaSink:
             table = storage.existing()
             _check_order(storage, table, z_order_by)
             try:
-                metrics = _rewrite(table, z_order_by, target_file_bytes)
+                removed, added = _rewrite(table, z_order_by, target_file_bytes)
             except CommitFailedError as error:
                 if storage.existing().version() == table.version():
                     raise storage.unusable("cannot be optimized", error) from error
@@ -127,11 +137,7 @@ class DeltaSink:
             except (DeltaError, OSError) as error:
                 raise storage.unusable("cannot be optimized", error) from error
             else:
-                return Optimized(
-                    files_removed=metrics["numFilesRemoved"],
-                    files_added=metrics["numFilesAdded"],
-                    table_version=storage.existing().version(),
-                )
+                return Optimized(removed, added, storage.existing().version())
         raise TableError(
             f"table {storage.uri} was not optimized: its rows changed {_MOST_TRIES} times while that was tried. Do it "
             "when fewer batches come"
@@ -197,12 +203,31 @@ def _check_order(storage: Place, table: DeltaTable, z_order_by: Sequence[str]) -
             )
 
 
-def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: int | None) -> dict[str, Any]:
-    # delta-rs lets a commit pass that others overtook if they only added files, and refuses it if they removed some
-    # that it replaces.
-    if z_order_by:
-        return dict(table.optimize.z_order(list(z_order_by), target_size=target_file_bytes))
-    return dict(table.optimize.compact(target_size=target_file_bytes))
+def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: int | None) -> tuple[int, int]:
+    """Rewrite what can be: how many files were removed, and how many added."""
+    removed = added = 0
+    for chosen in product(*_rewritable(table)):
+        # delta-rs lets a commit pass that others overtook if they only added files, and refuses it if they removed
+        # some that it replaces.
+        if z_order_by:
+            metrics = table.optimize.z_order(list(z_order_by), list(chosen) or None, target_size=target_file_bytes)
+        else:
+            metrics = table.optimize.compact(list(chosen) or None, target_size=target_file_bytes)
+        removed, added = removed + metrics["numFilesRemoved"], added + metrics["numFilesAdded"]
+    return removed, added
+
+
+def _rewritable(table: DeltaTable) -> Iterator[Sequence[tuple[str, str, Any]]]:
+    """Leave out partitions whose values no directory can be named by, as deltalake does when it rewrites them.
+
+    Yields:
+        For each column with such values two filters, which are for others and for null: it is in neither list.
+    """
+    stored = pa.table(table.get_add_actions(flatten=True))
+    for name in table.metadata().partition_columns:
+        values = pc.unique(stored[f"partition.{name}"]).to_pylist()
+        if odd := [value for value in values if isinstance(value, str) and not is_directory(name, value)]:
+            yield (name, "not in", odd), (name, "=", "")
 
 
 @dataclass(frozen=True, slots=True)
