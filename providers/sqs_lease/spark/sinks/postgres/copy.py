@@ -12,9 +12,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -27,6 +27,7 @@ from pyspark.errors import PythonException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.message_ids import mapped
 from sqs_lease.spark.schemas import arrow_schema
 from sqs_lease.spark.sinks.postgres.binary import END, SIGNATURE, to_binary
 from sqs_lease.spark.sinks.postgres.connection import Parameters, connect, explained
@@ -44,6 +45,8 @@ COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
 
 _COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
+# Of what the server answers; more is in a temporary file.
+_IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
 # What is made of them at once: a batch of Spark's may have any size.
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 _PIECES_AHEAD: Final = 8
@@ -104,21 +107,22 @@ def _ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
 
 def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -> pa.Table:
     """Read rows by a statement ``COPY ... TO STDOUT (FORMAT csv)``."""
-    text = BytesIO()
-    with cursor.copy(statement) as copy:
-        for block in copy:
-            text.write(block)
-    if not text.tell():
-        return schema.empty_table()
-    text.seek(0)
-    return csv.read_csv(
-        text,
-        csv.ReadOptions(column_names=schema.names),
-        csv.ParseOptions(newlines_in_values=True),
-        csv.ConvertOptions(
-            column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
-        ),
-    ).cast(schema)
+    with SpooledTemporaryFile(_IN_MEMORY_BYTES) as text:
+        with cursor.copy(statement) as copy:
+            for block in copy:
+                text.write(block)
+        if not text.tell():
+            return schema.empty_table()
+        text.seek(0)
+        rows = csv.open_csv(
+            text,
+            csv.ReadOptions(column_names=schema.names),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
+        )
+        return mapped((pa.Table.from_batches([batch]).cast(schema) for batch in rows), schema)
 
 
 @dataclass(frozen=True, slots=True)
