@@ -158,8 +158,10 @@ def ingest(
             and the source, so that a repeated try is known as such. With a name of your own, the same
             name must always stand for the same messages.
         rejects: Where rejected messages go, for example ``DeltaSink("/data/orders-rejected")``: a table of ``body``
-            and ``reason``, beside the columns that every table has. They are done then. None, the default: they are
-            reported, and are the caller's.
+            and ``reason``, beside the columns that every table has. They are done then. They come there before the
+            records are committed: where a process dies in between, and the source is corrected before the batch is
+            tried again, what it takes then is in both tables. None, the default: they are reported, and are the
+            caller's.
         still_held: Says by a true value that the messages are still held; asked every few seconds in a thread of its
             own, and right before a commit. Once it says no, the Spark jobs are cancelled and nothing more is committed.
         progress: True shows in a terminal or a notebook, in one line on standard error, what the ingestion does and how
