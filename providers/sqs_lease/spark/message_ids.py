@@ -107,6 +107,12 @@ def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.Chunke
     return reduce(pc.or_, (pc.is_in(message_ids, part.combine_chunks()) for part in slices(others)))
 
 
+def positions(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Where each message stands among others, of which there are some, each once; null for what does not."""
+    found = (pc.index_in(message_ids, part.combine_chunks()) for part in slices(others))
+    return reduce(pc.coalesce, (pc.add(part, number * AT_ONCE) for number, part in enumerate(found)))
+
+
 def repeated_ids(message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """Those of them that stand there more than once, each once."""
     found: list[pa.Array] = []
