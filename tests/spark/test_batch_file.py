@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from hypothesis import assume, given
@@ -23,8 +24,8 @@ from hypothesis import strategies as st
 
 from sqs_lease.batch_files.manifest import ManifestError, why_not_json, write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import TextSource, WorkspaceError, batch_parts
-from sqs_lease.spark.batch_file import written_batch
+from sqs_lease.spark import TextSource, WorkspaceError, batch_parts, message_ids
+from sqs_lease.spark.batch_file import REASONS, BatchFile, written_batch
 from sqs_lease.spark.sources.json import PlainChecker
 from sqs_lease.spark.workspace import scratch_directory
 from tests.spark.samples import good, message
@@ -302,21 +303,71 @@ def test_what_is_no_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
         pass
 
 
+class Reader:
+    """Takes what Spark would be told to read."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return self
+
+    def __call__(self, *_arguments: object) -> Any:
+        return self
+
+    def parquet(self, address: str) -> str:
+        return address.removeprefix("file://")
+
+
+def rejects_of(batch: BatchFile, reasons: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Message, body and reason of each row of a table of rejects."""
+    given = pa.table([list(reasons), list(reasons.values())], schema=REASONS)
+    read = rows(Path(str(batch.rejects(Reader(), given))))  # type: ignore[arg-type]
+    return [(row["_message_id"], row["body"], row["reason"]) for row in read]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    at_once=st.integers(1, 5),
+    reasons=st.dictionaries(st.integers(0, 24).map("m{}".format), st.sampled_from(["late", "early"]), min_size=1),
+)
+def test_rejects_have_their_own_reasons_and_are_looked_for_in_all_row_groups_at_once(
+    sizes: list[int], at_once: int, reasons: dict[str, str]
+) -> None:
+    ends = list(accumulate(sizes))
+    assume(ends[-1])
+    groups = [
+        [message(f"m{at}", f"body {at}") for at in range(end - size, end)]
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    expected = [(f"m{at}", f"body {at}", reasons[f"m{at}"]) for at in range(ends[-1]) if f"m{at}" in reasons]
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        patch.multiple(message_ids, AT_ONCE=at_once, _IN_MEMORY=2),
+        patch.object(pc, "index_in", wraps=pc.index_in) as looked,
+        written_batch(in_groups(Path(directory, "m"), groups), workspace=directory, checker=Checker()) as batch,
+    ):
+        assert batch is not None
+        assert rejects_of(batch, reasons) == expected
+        assert looked.call_count == -(-len(reasons) // at_once)
+
+
+def test_a_file_beside_the_batch_that_cannot_be_written_is_an_error_that_says_where(tmp_path: Path) -> None:
+    with written_batch([message("m1", "")], workspace=tmp_path, checker=Checker()) as batch:
+        assert batch is not None
+        left_out = batch.messages["message_id"]
+        lost = replace(batch, path=tmp_path / "gone" / batch.path.name)
+        writes: list[Callable[[], object]] = [
+            lambda: lost.parts(as_text, left_out, "b"),
+            lambda: lost.only(Reader(), left_out),  # type: ignore[arg-type]
+            lambda: rejects_of(lost, {"m1": "late"}),
+        ]
+        for write in writes:
+            with pytest.raises(WorkspaceError, match=f"the batch cannot be written to {tmp_path}/gone"):
+                write()
+
+
 def test_rejects_are_picked_out_of_the_file_with_their_reason(tmp_path: Path) -> None:
-    class Reader:
-        """Takes what Spark would be told to read."""
-
-        def __getattr__(self, _name: str) -> Any:
-            return self
-
-        def __call__(self, *_arguments: object) -> Any:
-            return self
-
-        def parquet(self, address: str) -> str:
-            return address.removeprefix("file://")
-
     messages = [message(f"m{number}", f"body {number}") for number in range(10_002)]
-    reasons = pa.table({"message_id": ["m10001", "m1"], "reason": ["late", "early"]})
+    reasons = pa.table([["m10001", "m1"], ["late", "early"]], schema=REASONS)
     with written_batch(messages, workspace=tmp_path, checker=Checker()) as batch:
         assert batch is not None
         read = rows(Path(str(batch.rejects(Reader(), reasons))))  # type: ignore[arg-type]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -130,6 +132,55 @@ def test_a_file_that_cannot_be_written_is_an_error_that_says_where(
 
     with in_small_parts(), pytest.raises(WorkspaceError, match=r"No such file .*TMPDIR"):
         mapped([table(["a", "b", "c"])], table([]).schema)
+
+
+def test_a_disk_that_gets_full_is_an_error_that_says_where_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    some = table([f"{number:030}" for number in range(5_000)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with in_small_parts(), pytest.raises(WorkspaceError, match=r"File too large.*TMPDIR"):
+            mapped([some, some], some.schema)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_killed_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[list[Path]] = []
+
+    def parts() -> Iterator[pa.Table]:
+        for _ in range(3):
+            yield table(["a", "b", "c"])
+            seen.append(list(tmp_path.iterdir()))
+
+    with in_small_parts():
+        assert len(mapped(parts(), table([]).schema)) == 9
+    assert seen == [[], [], []]
+
+
+def test_each_part_is_looked_at_once_however_many_there_are() -> None:
+    looked_at: list[int] = []
+
+    class Part:
+        @property
+        def num_rows(self) -> int:
+            looked_at.append(1)
+            return 0
+
+    def parts() -> Iterator[Part]:
+        yield from repeat(Part(), 100)
+        raise ValueError("the end")
+
+    with pytest.raises(ValueError, match="the end"):
+        mapped(parts(), table([]).schema)
+    assert len(looked_at) == 100
 
 
 def test_an_error_of_what_is_written_stays_what_it_is() -> None:

@@ -17,7 +17,7 @@ from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS
 from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
-from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.sinks.sink import INGESTED, REJECTED, Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.spark.sources.source import Names
 from sqs_lease.testing.sink_subject import asked, entries, record
@@ -96,6 +96,31 @@ def test_of_the_messages_of_a_key_in_a_batch_the_first_good_one_is_stored(stored
     assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (2, ["bad1", "bad2"])
     assert sorted(loaded.known["message_id"].to_pylist()) == ["bad3", "m2"]
     assert [row["_message_id"] for row in store.rows] == ["m3", "m1"]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["reported", "stored"])
+def test_a_good_message_is_stored_beside_one_of_its_key_that_was_rejected_earlier(stored: bool) -> None:
+    """As where the first try of a batch ended between its commits."""
+    store = MemoryStore()
+    load(store, "b", {"bad1": "x"}, stored=stored)
+
+    loaded = load(store, "b", {"bad1": "x", "bad2": "x", "m1": "x", "m2": "x"}, stored=stored)
+
+    assert (loaded.ingested, [row["_message_id"] for row in store.rows]) == (1, ["m1"])
+    again = load(store, "b", {"bad1": "x", "bad2": "x", "m1": "x", "m2": "x"}, stored=stored)
+    assert (again.ingested, again.known.num_rows, len(store.rows)) == (0, 4, 1)
+
+
+def test_rejects_that_were_stored_are_reported_again_beside_a_good_message_of_their_key() -> None:
+    store = MemoryStore()
+    batch: dict[str, str | None] = {"bad1": "x", "m1": "x", "bad2": "y", "bad3": "y", "m2": "x"}
+    assert load(store, "b", batch, stored=True).rejected["message_id"].to_pylist() == ["bad1", "bad2", "bad3"]
+
+    again = load(store, "b", batch, stored=True)
+
+    said = {one["message_id"]: (one["batch_id"], one["outcome"]) for one in again.known.to_pylist()}
+    rejected = dict.fromkeys(["bad1", "bad2", "bad3"], ("b", REJECTED))
+    assert said == {"m1": ("b", INGESTED), "m2": ("", INGESTED), **rejected}
 
 
 def test_fields_name_a_message_in_whatever_order_they_stand() -> None:

@@ -44,6 +44,7 @@ class World:
         rejected: Those that are no records.
         empty: Those that have nothing to store.
         keys: By which the table knows them; None for their ids.
+        stores_rejects: Whether rejected messages are done.
     """
 
     random: Random
@@ -52,6 +53,7 @@ class World:
     rejected: set[str]
     empty: set[str]
     keys: dict[str, str] | None
+    stores_rejects: bool
     store: MemoryStore = field(default_factory=lambda: MemoryStore(COLUMNS))
     depth: int = 0
     others: int = 0
@@ -63,7 +65,14 @@ class World:
         if self.keys is not None:
             none = pa.nulls(len(ids), pa.string())
             keys = Keys(pa.array(ids), pa.array([self.keys[one] for one in ids]), none, none)
-        loading = Loading(MemoryTable(self.store), batch_id, messages, messages["message_id"], keys)
+        loading = Loading(
+            MemoryTable(self.store),
+            batch_id,
+            messages,
+            messages["message_id"],
+            keys,
+            store_rejects=(lambda _: self.let_others_work()) if self.stores_rejects else None,
+        )
         return loading.load(partial(self.parse, ids))
 
     def parse(self, ids: Sequence[str], _table: Any, known: pa.ChunkedArray, batch_id: str) -> Parsed:
@@ -119,13 +128,16 @@ def some(random: Random, ids: Sequence[str], share: float) -> set[str]:
 
 
 @settings(max_examples=2_000 if FULL_FORM else 150, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(1, 11), st.booleans())
-def test_each_message_is_done_once_whatever_other_tries_take_away(random: Random, count: int, has_keys: bool) -> None:
+@given(st.randoms(use_true_random=False), st.integers(1, 11), st.booleans(), st.booleans())
+def test_each_message_is_done_once_whatever_other_tries_take_away(
+    random: Random, count: int, has_keys: bool, stores_rejects: bool
+) -> None:
     ids = [f"m{number}" for number in range(count)]
     key_of = {one: f"k{random.randrange(4)}" if has_keys and random.random() < 0.5 else one for one in ids}
     rejected = some(random, ids, 0.1)
     empty = some(random, ids, 0.1) - rejected
-    world = World(random, ids, some(random, ids, 0.15), rejected, empty, key_of if has_keys else None)
+    refused = some(random, ids, 0.15)
+    world = World(random, ids, refused, rejected, empty, key_of if has_keys else None, stores_rejects)
 
     with waiting_at_most(Waits(sleep=lambda _: None)):
         loaded = world.load("b", ids)

@@ -35,7 +35,7 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.batch_parts import CHOSEN, BatchParts
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_ids import constant, filtered, is_among, mapped, repeated_ids, together
+from sqs_lease.spark.message_ids import constant, filtered, is_among, mapped, positions, repeated_ids, slices, together
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
@@ -147,8 +147,8 @@ class BatchFile:
     def _written_choice(self, is_left_out: pa.ChunkedArray) -> Path:
         """Write for each row group of the file which of its messages are wanted."""
         path = self.path.with_name(f"chosen-{uuid4().hex}.arrow")
-        groups = pq.read_metadata(self.path)
-        with pa.ipc.new_file(path, CHOSEN) as writer:
+        with _writing(path.parent), pa.ipc.new_file(path, CHOSEN) as writer:
+            groups = pq.read_metadata(self.path)
             start = 0
             for number in range(groups.num_row_groups):
                 rows = groups.row_group(number).num_rows
@@ -163,26 +163,34 @@ class BatchFile:
 
     def _written_ids(self, message_ids: pa.ChunkedArray) -> Path:
         path = self.path.with_name(f"ids-{uuid4().hex}.parquet")
-        pq.write_table(pa.table({MESSAGE_ID: message_ids}), path)
+        with _writing(path.parent):
+            pq.write_table(pa.table({MESSAGE_ID: message_ids}), path)
         return path
 
     def rejects(self, spark: SparkSession, reasons: pa.Table) -> DataFrame:
         """Some of the messages as rows of a table of rejects: which, and why, is said as :data:`REASONS`."""
         path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
-        message_ids = reasons["message_id"].combine_chunks()
+        position = positions(self.messages[MESSAGE_ID], reasons["message_id"])
+        given = reasons.select(["reason"])
+        in_order = (given.take(part.drop_null().combine_chunks()) for part in slices(position))
+        reason = mapped(in_order, given.schema)["reason"]
         schema = arrow_schema(_REJECT)
-        with pq.ParquetWriter(path, schema) as writer, pq.ParquetFile(self.path) as file:
+        start = written = 0
+        with (
+            _writing(path.parent),
+            pq.ParquetWriter(path, schema) as writer,
+            pq.ParquetFile(self.path) as file,
+        ):
             for group in range(file.num_row_groups):
-                read = file.read_row_group(group, columns=[MESSAGE_ID, BODY, SENT_AT])
-                position = pc.index_in(read[MESSAGE_ID], message_ids)
-                chosen = pc.is_valid(position)
-                reason = reasons["reason"].combine_chunks().take(position.filter(chosen).combine_chunks())
-                read = read.filter(chosen)
-                table = pa.Table.from_arrays(
-                    [read[BODY], pa.chunked_array([reason]), read[MESSAGE_ID], read[SENT_AT]], schema=schema
-                )
-                if table.num_rows:
-                    writer.write_table(table)
+                rows = file.metadata.row_group(group).num_rows
+                is_rejected = pc.is_valid(position.slice(start, rows))
+                start += rows
+                if pc.any(is_rejected).as_py():
+                    read = file.read_row_group(group, columns=[MESSAGE_ID, BODY, SENT_AT]).filter(is_rejected)
+                    why = reason.slice(written, read.num_rows)
+                    written += read.num_rows
+                    columns = [read[BODY], why, read[MESSAGE_ID], read[SENT_AT]]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         return self._read(spark, path, _REJECT)
 
     def _read(self, spark: SparkSession, path: Path, schema: str | StructType) -> DataFrame:

@@ -17,7 +17,7 @@ from sqs_lease.spark.errors import ReconciliationError
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, said_of, together, without
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
-from sqs_lease.spark.repeats import KeyedTable, Keys, repeated
+from sqs_lease.spark.repeats import KeyedLookUp, KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, LookUp, Overtaken, Table
 from sqs_lease.spark.waits import Others, among_others
 
@@ -91,9 +91,13 @@ class Loading:
             loaded.append(self._load_or_divide(now, parse))
             rest = without(rest, now)
             keys = self.keys.of(rest)
-            # The table has these keys by now, but for those of rejects. Of other keys it is asked once more.
+            # The table has these keys by now, but for those of rejects, of now or of an earlier try. Of other keys it
+            # is asked once more.
             has_come = is_among(keys, self.keys.of(now))
-            is_wanted = pc.or_(pc.invert(has_come), is_among(keys, self.keys.of(loaded[-1].rejected["message_id"])))
+            known = loaded[-1].known
+            earlier = known["message_id"].filter(pc.equal(known["outcome"], REJECTED))
+            rejected = together(loaded[-1].rejected["message_id"], earlier)
+            is_wanted = pc.or_(pc.invert(has_come), is_among(keys, self.keys.of(rejected)))
             loaded[-1] = replace(
                 loaded[-1], known=pa.concat_tables([loaded[-1].known, repeated(rest.filter(pc.invert(is_wanted)))])
             )
@@ -207,8 +211,10 @@ class Loading:
             return False
 
     def _ours(self, looked_up: LookUp) -> int:
-        """How many messages of the batch the table has by this or another try of it."""
-        ours: int = pc.sum(pc.equal(looked_up.known["batch_id"], self.batch_id), min_count=0).as_py()
+        """How many entries the table has by this or another try of the batch."""
+        # Not messages: several may be known by one entry.
+        entries = looked_up.asked.known if isinstance(looked_up, KeyedLookUp) else looked_up.known
+        ours: int = pc.sum(pc.equal(entries["batch_id"], self.batch_id), min_count=0).as_py()
         return ours
 
     def _discard(self, parsed: Parsed) -> None:

@@ -7,11 +7,12 @@ files that are mapped into memory, which the system takes back where it needs it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from itertools import chain, pairwise
-from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
+from typing import IO, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -42,25 +43,37 @@ def mapped(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
         WorkspaceError: The file cannot be written, below ``TMPDIR``.
     """
     coming = iter(parts)
-    first = [schema.empty_table()]
+    first, rows = [schema.empty_table()], 0
     for part in coming:
         first.append(part)
-        if sum(one.num_rows for one in first) > _IN_MEMORY:
+        rows += part.num_rows
+        if rows > _IN_MEMORY:
             break
     else:
         return pa.concat_tables(first)
-    with ExitStack() as stack:
+    with _file() as file:
         with _writing():
-            file = stack.enter_context(NamedTemporaryFile(prefix="sqs-lease-messages-"))
-            writer = stack.enter_context(pa.ipc.new_file(file, schema))
+            writer = pa.ipc.new_file(file, schema)
         for part in chain(first, coming):
             with _writing():
                 writer.write_table(part)
         with _writing():
             writer.close()
             file.flush()
-            # The mapping keeps what is in the file, also when its name is gone.
-            return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
+            return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))).read_all()
+
+
+@contextmanager
+def _file() -> Iterator[IO[bytes]]:
+    """A file that never has a name: nobody can remove it, and a process that is killed leaves none."""
+    with _writing():
+        file = TemporaryFile()  # noqa: SIM115 - what closes it is below
+    try:
+        yield file
+    finally:
+        # What could not be written is tried again then, which says less than the error that there was.
+        with suppress(OSError):
+            file.close()
 
 
 @contextmanager
@@ -92,6 +105,12 @@ def is_among(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.Chunke
     if message_ids.equals(others):
         return pa.chunked_array([pa.repeat(True, len(message_ids))])
     return reduce(pc.or_, (pc.is_in(message_ids, part.combine_chunks()) for part in slices(others)))
+
+
+def positions(message_ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Where each message stands among others, of which there are some, each once; null for what does not."""
+    found = (pc.index_in(message_ids, part.combine_chunks()) for part in slices(others))
+    return reduce(pc.coalesce, (pc.add(part, number * AT_ONCE) for number, part in enumerate(found)))
 
 
 def repeated_ids(message_ids: pa.ChunkedArray) -> pa.ChunkedArray:

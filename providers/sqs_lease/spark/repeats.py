@@ -113,12 +113,15 @@ class KeyedTable:
         # A repeat was sent at another time.
         asked = self.table.look_up(said_of(LOOKED_UP, any_of_them))
         found = asked.known["message_id"].combine_chunks()
-        own = pc.coalesce(pc.index_in(keys, found), pc.index_in(message_ids, found))
+        # By its own id first: a reject stays one, whatever has its key by now.
+        own = pc.coalesce(pc.index_in(message_ids, found), pc.index_in(keys, found))
         row = pc.coalesce(own, pc.index_in(repeats, found))
         is_known = pc.is_valid(row)
         known = asked.known.take(row.filter(is_known)).set_column(0, KNOWN.field(0), message_ids.filter(is_known))
-        # A repeat is not counted as brought by a batch: its first message is.
-        is_first = is_among(known["message_id"], self.keys.firsts(message_ids))
+        # A repeat is not counted as brought by a batch: the first message of its key is that is no reject.
+        is_reject = pc.equal(known["outcome"], REJECTED)
+        rejects = known["message_id"].filter(is_reject)
+        is_first = is_among(known["message_id"], together(rejects, self.keys.firsts(without(message_ids, rejects))))
         by = pc.if_else(pc.and_(is_first, pc.is_valid(own.filter(is_known))), known["batch_id"], "")
         return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
 

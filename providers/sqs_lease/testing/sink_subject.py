@@ -206,14 +206,12 @@ def record(
 def entries(
     message_ids: Sequence[str], outcome: str = INGESTED, reason: str | None = None, sent_at: datetime | None = SENT
 ) -> pa.Table:
-    """What to keep of messages."""
-    return pa.Table.from_pylist(
-        [
-            {"message_id": message_id, "sent_at": sent_at, "outcome": outcome, "reason": reason}
-            for message_id in message_ids
-        ],
-        schema=ENTRIES,
+    """What to keep of messages: in several pieces, as those of a large batch come."""
+    rows = (
+        {"message_id": message_id, "sent_at": sent_at, "outcome": outcome, "reason": reason}
+        for message_id in message_ids
     )
+    return pa.concat_tables([ENTRIES.empty_table(), *(pa.Table.from_pylist([row], schema=ENTRIES) for row in rows)])
 
 
 def asked(*message_ids: str, sent_at: datetime | None = SENT) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -11,6 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from sqs_lease.spark import message_ids as of_messages
+from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema
@@ -124,6 +127,27 @@ def test_a_try_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
         stage_directory(tmp_path, "b", rows.schema, write)
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_ids_of_the_rows_of_many_files_take_no_memory(tmp_path: Path) -> None:
+    schema = pa.schema([(MESSAGE_ID, pa.string()), ("town", pa.string())])
+    of_table = Staging(Place(str(tmp_path)), "try", schema, ["town"])
+    message_ids = [[f"{file:018}{number:018}" for number in range(5_000)] for file in range(20)]
+    writer = TaskWriter(of_table)
+    files = [
+        file
+        for number, ids in enumerate(message_ids)
+        for file in writer.write(pa.table({MESSAGE_ID: ids, "town": [f"{number:02}"] * len(ids)}))
+    ]
+    files += writer.finish()
+
+    before = pa.total_allocated_bytes()
+    with patch.object(of_messages, "_IN_MEMORY", 5_000):
+        written = of_table._written(files)
+    taken = pa.total_allocated_bytes() - before
+
+    assert written.message_ids.to_pylist() == [one for ids in message_ids for one in ids]
+    assert taken < written.message_ids.nbytes // 10
 
 
 def test_files_of_executors_that_the_driver_does_not_see_are_an_error(

@@ -198,9 +198,9 @@ class Staging:
     def _written(self, files: Sequence[StagedFile]) -> Written:
         """These files, with the ids of the messages that have rows in them."""
         with ThreadPoolExecutor(_READ_AT_ONCE) as readers:
-            return Written(files, together(*readers.map(self._message_ids, files)))
+            return Written(files, mapped(readers.map(self._message_ids, files), _IDS)[MESSAGE_ID])
 
-    def _message_ids(self, file: StagedFile) -> pa.ChunkedArray:
+    def _message_ids(self, file: StagedFile) -> pa.Table:
         try:
             with (
                 self.place.file_system().open_input_file(file.path) as source,
@@ -208,7 +208,7 @@ class Staging:
                 pq.ParquetFile(source, pre_buffer=False) as parquet,
             ):
                 batches = parquet.iter_batches(_IDS_AT_ONCE, columns=[MESSAGE_ID], use_threads=False)
-                return mapped((pa.Table.from_batches([one]).cast(_IDS) for one in batches), _IDS)[MESSAGE_ID]
+                return mapped((pa.Table.from_batches([one]).cast(_IDS) for one in batches), _IDS)
         except FileNotFoundError as error:
             raise TableError(
                 f"{file.path}, which a task of Spark's wrote, is not in {self.place.uri}: the driver and all executors "
