@@ -204,8 +204,8 @@ class Staging:
         try:
             with (
                 self.place.file_system().open_input_file(file.path) as source,
-                # Otherwise all that will be read is read ahead.
-                pq.ParquetFile(source, pre_buffer=False) as parquet,
+                # Reading ahead is for places where each read is a request. It holds the column of a whole file.
+                pq.ParquetFile(source, pre_buffer=not self.place.is_local) as parquet,
             ):
                 batches = parquet.iter_batches(_IDS_AT_ONCE, columns=[MESSAGE_ID], use_threads=False)
                 return mapped((pa.Table.from_batches([one]).cast(_IDS) for one in batches), _IDS)
