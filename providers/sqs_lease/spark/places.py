@@ -180,7 +180,7 @@ class Place:
     def unusable(self, what: str, error: Exception) -> TableError:
         """The error that says what is wrong with it, and what to look at."""
         reached = (
-            "that its log is whole, that this process may read and write there, and that the disk is not full"
+            "that it is whole, that this process may read and write there, and that the disk is not full"
             if self.is_local
             else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
             "and that this process has credentials for it"

@@ -33,7 +33,7 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, require_plain, without_case
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, remove_old_tries, stage_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
@@ -90,7 +90,7 @@ class ParquetTable:
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
-            raise table.unusable("cannot be opened", error) from error
+            raise table.place.unusable("cannot be opened", error) from error
         return table
 
     def require_fit(self) -> None:
@@ -98,7 +98,7 @@ class ParquetTable:
         try:
             _, stored = _Columns(self.root).newest()
         except OSError as error:
-            raise self.unusable("cannot be read", error) from error
+            raise self.place.unusable("cannot be read", error) from error
         if stored is None:
             raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
         require_unchanged(str(self.root), misfits(stored, self.columns))
@@ -128,9 +128,10 @@ class ParquetTable:
                             f"{location}: restore them, or ingest into a new directory"
                         ) from error
                 _flush(self.root)
-            self._tidy(application)
+            self._marks.add(application)
+            self._marks.remove_old_tries(_STAGED, application)
         except OSError as error:
-            raise self.unusable("cannot be written", error) from error
+            raise self.place.unusable("cannot be written", error) from error
         return None
 
     def version(self) -> int | None:
@@ -139,14 +140,7 @@ class ParquetTable:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        self._place.remove(str(Path(location).relative_to(self.root)))
-
-    def unusable(self, what: str, error: OSError) -> TableError:
-        """The error for a directory that the system refuses."""
-        return TableError(
-            f"table {self.root} {what}: {error.strerror or error}. Check that this process may read and write the "
-            "directory, and that the disk is not full"
-        )
+        self.place.remove(str(Path(location).relative_to(self.root)))
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
         root = self.root / _STAGED
@@ -161,17 +155,13 @@ class ParquetTable:
         return Staged(str(directory), message_ids)
 
     @property
-    def _place(self) -> Place:
+    def place(self) -> Place:
+        """The directory."""
         return Place(str(self.root))
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self._place, f"{_OURS}/applied")
-
-    def _tidy(self, application: Application) -> None:
-        """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
-        self._marks.add(application)
-        remove_old_tries(self._place, _STAGED, self._marks.written_at(application))
+        return AppliedMarks(self.place, f"{_OURS}/applied")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -30,13 +29,11 @@ from sqs_lease.spark.schemas import arrow_schema, nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, remove_old_tries, stage_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
 from sqs_lease.spark.waits import among_others
-
-logger = logging.getLogger(__name__)
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -166,29 +163,6 @@ class StagedRows:
         found = [StagedParquet(path, pq.read_metadata(path)) for path in sorted(Path(directory).glob("*.parquet"))]
         return found if sum(one.footer.num_rows for one in found) == int(count) else None
 
-    def is_applied(self, application: Application) -> bool:
-        """Whether the table is known to have taken an application; it may have taken one that nobody could mark."""
-        try:
-            return self._marks.has(application)
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be read", error) from error
-
-    def mark_applied(self, application: Application) -> None:
-        """Write down that the table has an application. Its rows may go now, and the marks before it."""
-        try:
-            self._marks.add(application)
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be written", error) from error
-
-    def remove_old_tries(self, application: Application) -> None:
-        """Remove what killed tries of any batch left, now that the table has the newest application."""
-        try:
-            now = self._marks.written_at(application)
-        except (DeltaError, OSError) as error:
-            logger.warning("%s was not tidied up, which is tried again: %s", self.place, error)
-        else:
-            remove_old_tries(self.place, _STAGED, now)
-
     def remove(self, location: str) -> None:
         """Remove rows that the table has taken, or will not be told to take."""
         self._remove(location.rpartition("#")[0])
@@ -200,7 +174,8 @@ class StagedRows:
         return f"{_S3A.sub('s3a://', self.place.uri)}/{_STAGED}"
 
     @property
-    def _marks(self) -> AppliedMarks:
+    def marks(self) -> AppliedMarks:
+        """Which applications the table is known to have taken; it may have taken one that nobody could mark."""
         return AppliedMarks(self.place, f"{_STAGED}/applied")
 
     def _written(
@@ -314,7 +289,7 @@ class SparkTable(ABC):
         """See :meth:`.write_ahead.TargetTable.apply`."""
         try:
             with among_others(f"table {self.name}") as others:
-                while not is_empty(location) and not self.staged.is_applied(application):
+                while not is_empty(location) and not self.staged.marks.has(application):
                     before = None
                     try:
                         before = self._version()
@@ -326,8 +301,8 @@ class SparkTable(ABC):
                         self.own.discard(location)
                         others.again(self._newest_commit())
                     else:
-                        self.staged.mark_applied(application)
-                        self.staged.remove_old_tries(application)
+                        self.staged.marks.add(application)
+                        self.staged.marks.remove_old_tries(_STAGED, application)
                         break
         finally:
             self.own.discard(location)
@@ -402,7 +377,7 @@ class SparkTable(ABC):
         """
         rows = self.staged.read(location)
         if rows is None:
-            if self.staged.is_applied(application):
+            if self.staged.marks.has(application):
                 return None
             raise TableError(
                 f"table {self.name}: the rows of batch {application.batch_id}, which was admitted, have gone from "

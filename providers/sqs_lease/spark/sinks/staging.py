@@ -10,7 +10,6 @@ files.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 
 from sqs_lease.spark.batch_parts import BatchParts
@@ -36,10 +33,8 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest
+from sqs_lease.spark.sinks.sink import Rest
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
-
-logger = logging.getLogger(__name__)
 
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
@@ -470,36 +465,3 @@ def stage_directory(
     finally:
         place.remove(staging.directory)
     return target, written.message_ids
-
-
-def remove_old_tries(place: Place, directory: str, now: datetime | None) -> None:
-    """Remove what killed tries of any batch left, once nobody can be at work on it.
-
-    Call it when a table has taken the newest admission: so all before it were taken, and nothing old will be asked for.
-
-    Args:
-        place: Where they are.
-        directory: The directory of all batches.
-        now: The time, by the clock by which the age of files is told: a driver's own may be days ahead, and would take
-            what others write for old. None where it is not known: then all stays.
-    """
-    if now is None:
-        return
-    try:
-        for batch in _directories_in(place, directory):
-            for one in _directories_in(place, batch.path):
-                written = one.mtime or _newest_in(place, one.path)
-                if written is not None and written < now - STAGED_KEPT:
-                    place.remove(one.path)
-    except (DeltaError, OSError) as error:
-        logger.warning("what killed tries left in %s was not removed, which is tried again: %s", place, error)
-
-
-def _directories_in(place: Place, directory: str) -> list[Any]:
-    return [entry for entry in place.entries(directory) if entry.type == pafs.FileType.Directory]
-
-
-def _newest_in(place: Place, directory: str) -> datetime | None:
-    """When the newest file was written: a bucket has no directories, and so no time of theirs."""
-    found = place.file_system().get_file_info(pafs.FileSelector(directory, allow_not_found=True, recursive=True))
-    return max((file.mtime for file in found if file.mtime is not None), default=None)
