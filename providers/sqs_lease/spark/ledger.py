@@ -378,7 +378,9 @@ class OpenLedger:
         ):
             for start in range(0, entries.num_rows, _ROW_GROUP_ENTRIES):
                 # What is the same for all of them takes more memory than they do.
-                writer.write_table(rows_of(admitted, entries.slice(start, _ROW_GROUP_ENTRIES)))
+                part = entries.slice(start, _ROW_GROUP_ENTRIES)
+                given = {name: part[name] for name in ENTRIES.names[1:]}
+                writer.write_table(said_of(FILE, part["message_id"], **given, **asdict(admitted)))
         size: int = filesystem.get_file_info(file).size
         return size
 
@@ -413,14 +415,8 @@ class Abandoned:
     location: str
 
 
-def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
-    """The content of the file of an admission of messages, as :data:`.sinks.sink.ENTRIES`."""
-    given = {name: entries[name] for name in ENTRIES.names[1:]}
-    return said_of(FILE, entries["message_id"], **given, **asdict(admitted))
-
-
 def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
-    """What the log is to say of that file, so that most look-ups need not open it."""
+    """What the log is to say of the file of an admission, so that most look-ups need not open it."""
     said = asdict(admitted)
     constant = {name: value for name, value in said.items() if value is not None}
     nulls = {name: entries.num_rows if value is None else 0 for name, value in said.items()}
