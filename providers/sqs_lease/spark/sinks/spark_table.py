@@ -99,7 +99,7 @@ class StagedRows:
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
         if self.place.is_local:
-            return self._written(batch_id, arrow_schema(rows.schema), lambda staging: staging.write(rows))
+            return self.write_files(batch_id, arrow_schema(rows.schema), lambda staging: staging.write(rows))
         directory = f"{self.directory}/{new_try(batch_id)}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
@@ -110,29 +110,16 @@ class StagedRows:
         message_ids = written[MESSAGE_ID].cast(pa.string())
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
-    def write_parts(
+    def write_files(
         self,
-        parts: BatchParts,
-        rest: Rest,
         batch_id: str,
         schema: pa.Schema,
-        is_left: Callable[[pa.Table], pa.ChunkedArray],
-    ) -> Staged | None:
-        """See :class:`.sink.PartsTable`.
-
-        Args:
-            parts: Makes rows, in the tasks.
-            rest: Called where messages were left.
-            batch_id: The batch.
-            schema: All columns.
-            is_left: As of :class:`.staging.Staging`.
-
-        Returns:
-            All rows; None where the tasks cannot write, as they reach the directory only through Spark.
-        """
-        if not self.place.is_local:
-            return None
-        return self._written(batch_id, schema, lambda staging: staging.write_parts(self.spark, parts, rest), is_left)
+        write: Callable[[Staging], Written],
+        is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
+    ) -> Staged:
+        """As :meth:`write`, in a directory that the tasks reach, too: see :func:`.staging.stage_directory`."""
+        directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
+        return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def read(self, location: str) -> DataFrame | None:
         """The rows at a location; None where they are not all there any more.
@@ -177,16 +164,6 @@ class StagedRows:
     def marks(self) -> AppliedMarks:
         """Which applications the table is known to have taken; it may have taken one that nobody could mark."""
         return AppliedMarks(self.place, f"{_STAGED}/applied")
-
-    def _written(
-        self,
-        batch_id: str,
-        schema: pa.Schema,
-        write: Callable[[Staging], Written],
-        is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
-    ) -> Staged:
-        directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
-        return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def _remove(self, directory: str) -> None:
         self.place.remove(f"{_STAGED}{directory.removeprefix(self.directory)}")
@@ -252,28 +229,27 @@ class SparkTable(ABC):
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
         now = self._ask()
+        # By what came meanwhile, no row was judged.
+        tests = [name for name, test in now.tests.items() if self.asked.tests.get(name) != test]
+        directories = [f"partitions by {name}" for name in now.directories if name not in self.asked.directories]
         differs = misfits(now.columns, self._as_stored(self.columns))
-        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in self._rules_beyond(now)])
-
-    def _rules_beyond(self, now: Asked) -> list[str]:
-        """The rules by which no row was judged."""
-        known = self.asked.tests
-        tests = [name for name, test in now.tests.items() if known.get(name) != test]
-        directories = [name for name in now.directories if name not in self.asked.directories]
-        return [*tests, *(f"partitions by {name}" for name in directories)]
+        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in (*tests, *directories)])
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
         return self._noted(self.staged.write(rows, batch_id))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
-        """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
-        if self.asked.tests:
+        """See :class:`.sink.PartsTable`."""
+        # Spark has to look at every row where the table has rules of its own; and some places only Spark reaches.
+        if self.asked.tests or not self.staged.place.is_local:
             return None
         doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
         schema = arrow_schema(self.columns) if self.asked.file_schema is None else self.asked.file_schema
-        staged = self.staged.write_parts(parts, rest, batch_id, schema, doubtful)
-        return None if staged is None else self._noted(staged)
+        staged = self.staged.write_files(
+            batch_id, schema, lambda staging: staging.write_parts(spark, parts, rest), doubtful
+        )
+        return self._noted(staged)
 
     def _noted(self, staged: Staged) -> Staged:
         self.own.add(staged.location)
