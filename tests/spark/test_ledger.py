@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sqs_lease.spark import Ledger, Overtaken, TableError
-from sqs_lease.spark.ledger import SMALL_FILES, Admitted, LedgerSnapshot, OpenLedger
+from sqs_lease.spark.ledger import SMALL_FILES, Abandoned, Admitted, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -533,12 +533,12 @@ def test_a_batch_that_is_given_up_in_a_compacted_ledger_leaves_the_others_known(
 
 def test_a_batch_that_is_given_up_while_another_is_admitted_stays(book: Book) -> None:
     book.admit("first", {"a": NOON})
-    messages_of = LedgerSnapshot.messages_of
+    staged = LedgerSnapshot.staged
 
-    def meanwhile(snapshot: LedgerSnapshot, admitted: Admitted) -> list[str]:
+    def meanwhile(snapshot: LedgerSnapshot) -> Abandoned | None:
         book.admit("second", {"b": NOON})
-        return messages_of(snapshot, admitted)
+        return staged(snapshot)
 
-    with patch.object(LedgerSnapshot, "messages_of", meanwhile), pytest.raises(TableError, match="was not given up"):
+    with patch.object(LedgerSnapshot, "staged", meanwhile), pytest.raises(TableError, match="was not given up"):
         book.ledger.abandon("first")
     assert book.find({"a": NOON, "b": NOON}) == {"a": "first", "b": "second"}

@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -164,7 +165,31 @@ class Ledger:
             TableError: It is not the newest batch of the ledger, the only one that can be half-done; it had no rows to
                 add; or the ledger cannot be read or written, or changed meanwhile.
         """
-        return self.open().abandon(batch_id)
+        snapshot = self.open().snapshot()
+        newest, staged = snapshot.newest(), snapshot.staged()
+        if newest is None or staged is None or staged.batch_id != batch_id:
+            raise TableError(
+                f"batch {batch_id} is not the newest of the ledger {self.place.uri}, or has no rows that wait: "
+                "only a batch that the table still has to take can be given up"
+            )
+        try:
+            snapshot.table.update(
+                # The entries stay, and the number with them: the table must not take another batch for this one.
+                updates={"outcome": f"'{_ABANDONED}'", "location": "NULL"},
+                predicate=f"number = {newest.number}",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError as error:
+            raise TableError(
+                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.uri} at this "
+                "moment. Stop all ingestions into the table, and try again"
+            ) from error
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be written", error) from error
+        logger.warning(
+            "ledger %s: batch %s was given up: %d messages", self.place.uri, batch_id, len(staged.message_ids)
+        )
+        return staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +289,7 @@ class OpenLedger:
         except CommitFailedError as error:
             # The refusal may answer the second request of a pair of which the first went through unheard.
             now = self.snapshot()
-            if now.has_file(file):
+            if pc.any(pc.equal(now.files["path"], file)).as_py():
                 return admitted
             if now.table.version() == snapshot.table.version():
                 raise self.place.unusable("cannot be written", error) from error
@@ -276,34 +301,6 @@ class OpenLedger:
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
         return admitted
-
-    def abandon(self, batch_id: str) -> Abandoned:
-        """See :meth:`Ledger.abandon`."""
-        snapshot = self.snapshot()
-        newest, staged = snapshot.newest(), snapshot.staged()
-        if newest is None or staged is None or staged.batch_id != batch_id:
-            raise TableError(
-                f"batch {batch_id} is not the newest of the ledger {self.place.uri}, or has no rows that wait: "
-                "only a batch that the table still has to take can be given up"
-            )
-        try:
-            snapshot.table.update(
-                # The entries stay, and the number with them: the table must not take another batch for this one.
-                updates={"outcome": f"'{_ABANDONED}'", "location": "NULL"},
-                predicate=f"number = {newest.number}",
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except CommitFailedError as error:
-            raise TableError(
-                f"batch {batch_id} was not given up: somebody else wrote the ledger {self.place.uri} at this "
-                "moment. Stop all ingestions into the table, and try again"
-            ) from error
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be written", error) from error
-        logger.warning(
-            "ledger %s: batch %s was given up: %d messages", self.place.uri, batch_id, len(staged.message_ids)
-        )
-        return staged
 
     def _day_of(self, entries: pa.Table) -> date:
         """The day under which messages are kept: today, or the day on which the last of them was sent if that is later.
@@ -335,8 +332,8 @@ class OpenLedger:
             return
         try:
             snapshot = self.snapshot()
-            newest = snapshot.newest_day()
-            if not any(day < oldest and day != newest for day in snapshot.days()):
+            *_, newest = days = snapshot.days()
+            if not any(day < oldest and day != newest for day in days):
                 return
             removed = snapshot.table.delete(
                 f"{DAY} < '{oldest.isoformat()}' AND {DAY} <> '{newest.isoformat()}'",
@@ -359,7 +356,9 @@ class OpenLedger:
 
     def _compact(self, seen: LedgerSnapshot) -> None:
         """Put the files of each day together that has many small ones. Others may admit batches meanwhile."""
-        for day in seen.days_of_many_files():
+        for day, files in Counter(seen.days()).items():
+            if files < SMALL_FILES:
+                continue
             try:
                 table = self.snapshot().table
                 table.optimize.compact(partition_filters=[(DAY, "=", day.isoformat())])
@@ -379,7 +378,9 @@ class OpenLedger:
         ):
             for start in range(0, entries.num_rows, _ROW_GROUP_ENTRIES):
                 # What is the same for all of them takes more memory than they do.
-                writer.write_table(rows_of(admitted, entries.slice(start, _ROW_GROUP_ENTRIES)))
+                part = entries.slice(start, _ROW_GROUP_ENTRIES)
+                given = {name: part[name] for name in ENTRIES.names[1:]}
+                writer.write_table(said_of(FILE, part["message_id"], **given, **asdict(admitted)))
         size: int = filesystem.get_file_info(file).size
         return size
 
@@ -414,21 +415,12 @@ class Abandoned:
     location: str
 
 
-def rows_of(admitted: Admitted, entries: pa.Table) -> pa.Table:
-    """The content of the file of an admission of messages, as :data:`.sinks.sink.ENTRIES`."""
-    given = {name: entries[name] for name in ENTRIES.names[1:]}
-    constant = {"batch_id": admitted.batch_id, "number": admitted.number, "location": admitted.location}
-    return said_of(FILE, entries["message_id"], **given, **constant)
-
-
 def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
-    """What the log is to say of that file, so that most look-ups need not open it."""
-    constant = {"number": admitted.number, "batch_id": admitted.batch_id}
-    nulls = {"number": 0, "batch_id": 0, "location": 0, "sent_at": entries["sent_at"].null_count}
-    if admitted.location is None:
-        nulls["location"] = entries.num_rows
-    else:
-        constant["location"] = admitted.location
+    """What the log is to say of the file of an admission, so that most look-ups need not open it."""
+    said = asdict(admitted)
+    constant = {name: value for name, value in said.items() if value is not None}
+    nulls = {name: entries.num_rows if value is None else 0 for name, value in said.items()}
+    nulls["sent_at"] = entries["sent_at"].null_count
     lowest, highest = dict(constant), dict(constant)
     times = pc.min_max(entries["sent_at"])
     if times["min"].is_valid:
@@ -527,41 +519,22 @@ class LedgerSnapshot:
         newest = self.newest()
         if newest is None or newest.location is None:
             return None
-        return Abandoned(newest.batch_id, tuple(self.messages_of(newest)), newest.location)
-
-    def messages_of(self, admitted: Admitted) -> list[str]:
-        """The messages of an admission."""
-        found: list[str] = self._scan(
-            pc.equal(self.files["max.number"], admitted.number),
+        message_ids = self._scan(
+            pc.equal(self.files["max.number"], newest.number),
             lambda scanner: scanner.to_table()["message_id"].to_pylist(),
             columns=["message_id", "number"],
-            where=pds.field("number") == admitted.number,
+            where=pds.field("number") == newest.number,
         )
-        return found
+        return Abandoned(newest.batch_id, tuple(message_ids), newest.location)
 
     def may_name(self, location: str) -> bool:
         """Whether an admission has its rows at this location; False is certain."""
         return bool(pc.any(self._may_have("location", location)).as_py())
 
-    def has_file(self, file: str) -> bool:
-        """Whether the ledger consists of this file, among others."""
-        return bool(pc.any(pc.equal(self.files["path"], file)).as_py())
-
-    def days(self) -> list[Any]:
-        """The days on which batches were admitted."""
-        days: list[Any] = pc.unique(self.files[f"partition.{DAY}"]).to_pylist()
+    def days(self) -> list[date]:
+        """The day of each file, that of the newest admission last."""
+        days: list[date] = self.files.sort_by("max.number")[f"partition.{DAY}"].to_pylist()
         return days
-
-    def days_of_many_files(self) -> list[Any]:
-        """The days of which the files are to be put together."""
-        counted = pc.value_counts(self.files[f"partition.{DAY}"]).to_pylist()
-        return [one["values"] for one in counted if one["counts"] >= SMALL_FILES]
-
-    def newest_day(self) -> Any:
-        """The day of the newest admission; None in an empty ledger."""
-        newest = pc.equal(self.files["max.number"], pc.max(self.files["max.number"]))
-        days = self.files[f"partition.{DAY}"].filter(newest)
-        return days[0].as_py() if len(days) else None
 
     def _scan(
         self,
@@ -605,9 +578,8 @@ class LedgerSnapshot:
 
     def _overlapping(self, sent_at: pa.ChunkedArray) -> pa.ChunkedArray:
         """Which files may have messages that were sent in the same minutes as these."""
-        everything = pa.chunked_array([pa.repeat(True, self.files.num_rows)])
         if sent_at.null_count:
-            return everything
+            return pa.chunked_array([pa.repeat(True, self.files.num_rows)])
         asked = sorted(pc.unique(_minutes(sent_at)).to_pylist())
         files = zip(
             _minutes(self.files["min.sent_at"]).to_pylist(),
@@ -615,18 +587,12 @@ class LedgerSnapshot:
             self.files["null_count.sent_at"].to_pylist(),
             strict=True,
         )
-        return pa.chunked_array(
-            [
-                pa.array(
-                    [
-                        # Unknown, or a message of which the time was not said when it was admitted.
-                        low is None or high is None or nulls != 0 or bisect_right(asked, high) > bisect_left(asked, low)
-                        for low, high, nulls in files
-                    ],
-                    pa.bool_(),
-                )
-            ]
-        )
+        overlapping = [
+            # Unknown, or a message of which the time was not said when it was admitted.
+            low is None or high is None or nulls != 0 or bisect_right(asked, high) > bisect_left(asked, low)
+            for low, high, nulls in files
+        ]
+        return pa.chunked_array([overlapping], pa.bool_())
 
 
 def _minutes(times: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -18,7 +18,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.workspace import remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,6 @@ OURS: Final = "_sqs_lease"
 """The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
 
 _S3: Final = "s3://"
-_LEFT_OVER: Final = "left over, and not part of the table"
 # How delta-rs shows which error came of which: colours for a terminal, arrows, a line each.
 _DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
@@ -180,7 +178,7 @@ class Place:
     def unusable(self, what: str, error: Exception) -> TableError:
         """The error that says what is wrong with it, and what to look at."""
         reached = (
-            "that its log is whole, that this process may read and write there, and that the disk is not full"
+            "that it is whole, that this process may read and write there, and that the disk is not full"
             if self.is_local
             else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
             "and that this process has credentials for it"
@@ -190,21 +188,17 @@ class Place:
 
     def remove(self, directory: str) -> None:
         """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
-        if self.is_local:
-            path = Path(self.uri, directory)
-            # Nothing was written yet, or another try of the same batch was committed and has tidied up.
-            if path.exists():
-                remove_tree(path, _LEFT_OVER)
-                # The batch's directory stays while other tries have theirs in it.
-                with suppress(OSError):
-                    path.parent.rmdir()
-            return
         try:
             self.file_system().delete_dir(directory)
         except FileNotFoundError:
+            # Nothing was written yet, or another try of the same batch was committed and has tidied up.
             return
         except (DeltaError, OSError) as error:
-            logger.warning("%s: %s/%s (%s)", _LEFT_OVER, self.uri, directory, error)
+            logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
+        if self.is_local:
+            # The batch's directory stays while other tries have theirs in it.
+            with suppress(OSError):
+                Path(self.uri, directory).parent.rmdir()
 
 
 class ObjectStore(DeltaStorageHandler):
@@ -221,24 +215,11 @@ class _ByteStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    @property
-    def closed(self) -> bool:
-        return bool(self._stream.closed)
-
-    def writable(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, data: Any) -> int:
         return int(self._stream.write(bytes(data)))
-
-    def tell(self) -> int:
-        return int(self._stream.tell())
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 def _require_safe(options: Mapping[str, str]) -> None:

@@ -95,11 +95,11 @@ def _sweep(root: Path) -> None:
             os.close(lock)
 
 
-def remove_tree(directory: Path, left_over: str = "left over in the workspace") -> None:
+def remove_tree(directory: Path) -> None:
     """Remove a directory with all that is in it; where that fails, it is logged as left over, and does no harm."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
         pass
     except OSError as error:
-        logger.warning("%s: %s (%s)", left_over, directory, error)
+        logger.warning("left over in the workspace: %s (%s)", directory, error)

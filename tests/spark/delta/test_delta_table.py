@@ -127,7 +127,7 @@ def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, 
     table.apply(stage(table, [row(1, "m1")]), application(1))
     location = stage(table, [row(2, "m2")])
     if dies_before_the_mark:
-        with patch.object(AppliedMarks, "add", side_effect=OSError("the process was killed")):
+        with patch.object(AppliedMarks, "add", side_effect=TableError("the process was killed")):
             table.apply(location, application(2))
     else:
         table.apply(location, application(2))

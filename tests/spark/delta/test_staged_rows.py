@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark import Ledger
-from sqs_lease.spark.sinks import staging
+from sqs_lease.spark.sinks import write_ahead
 from sqs_lease.spark.sinks.row_rules import Asked, Rule
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
@@ -46,15 +46,15 @@ def staged(rows: StagedRows) -> list[Any]:
 
 
 def test_what_was_marked_is_known_and_what_is_before_it(rows: StagedRows) -> None:
-    assert not rows.is_applied(Application("one", 1, "b"))
+    assert not rows.marks.has(Application("one", 1, "b"))
 
     for number in (1, 2, 12):
-        rows.mark_applied(Application("one", number, f"b{number}"))
+        rows.marks.add(Application("one", number, f"b{number}"))
 
-    assert rows.is_applied(Application("one", 12, "b12"))
-    assert rows.is_applied(Application("one", 2, "b2"))
-    assert not rows.is_applied(Application("one", 13, "b13"))
-    assert not rows.is_applied(Application("another", 1, "b"))
+    assert rows.marks.has(Application("one", 12, "b12"))
+    assert rows.marks.has(Application("one", 2, "b2"))
+    assert not rows.marks.has(Application("one", 13, "b13"))
+    assert not rows.marks.has(Application("another", 1, "b"))
 
 
 def test_rows_are_removed_and_those_of_others_stay(rows: StagedRows) -> None:
@@ -95,7 +95,7 @@ def test_what_a_killed_try_left_goes_with_a_later_batch_once_it_is_old(
     rows: StagedRows, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     # No file in a bucket can be made older than it is.
-    monkeypatch.setattr(staging, "STAGED_KEPT", timedelta(days=-1 if is_old else 1))
+    monkeypatch.setattr(write_ahead, "STAGED_KEPT", timedelta(days=-1 if is_old else 1))
     own, _ = (write(rows, f"{batch}/a") for batch in ("batch", "killed"))
 
     AnyTable(rows.spark, "orders", (), rows, COLUMNS).apply(f"{own}#1", Application("one", 1, "b"))
@@ -103,4 +103,4 @@ def test_what_a_killed_try_left_goes_with_a_later_batch_once_it_is_old(
     assert [file.path for file in staged(rows) if "applied" not in file.path] == (
         [] if is_old else ["_staged/killed/a/part-0.parquet"]
     )
-    assert rows.is_applied(Application("one", 1, "b"))
+    assert rows.marks.has(Application("one", 1, "b"))

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from sqs_lease.spark.ledger import OpenLedger
-from sqs_lease.spark.sinks.parquet_sink import ParquetSink, ParquetTable
+from sqs_lease.spark.sinks.parquet_sink import ParquetSink
 from sqs_lease.spark.sinks.sink import Admission, Staged
-from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks, WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, entries
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 STEPS: dict[str, tuple[type, str, bool]] = {
     "before the admission": (OpenLedger, "admit", False),
     "before the rename": (Path, "rename", False),
-    "before the mark": (ParquetTable, "_tidy", False),
-    "after the mark": (ParquetTable, "_tidy", True),
+    "before the mark": (AppliedMarks, "add", False),
+    "after the mark": (AppliedMarks, "add", True),
 }
 """Where a driver is killed: the owner of a method, its name, and whether that is done by then."""
 

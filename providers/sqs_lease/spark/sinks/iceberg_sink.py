@@ -115,7 +115,14 @@ class IcebergTable(SparkTable):
         return None if stored is None else str(stored.table.uuid().toString())
 
     def _as_stored(self, columns: StructType) -> StructType:
-        return _as_iceberg(columns)
+        for name in columns.names:
+            if without_case(name) in ICEBERG_COLUMNS:
+                raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
+        require_plain(columns, "an Iceberg table cannot store")
+        # Integers have at least 32 bits there.
+        return StructType(
+            [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
+        )
 
     def _ask(self) -> Asked:
         try:
@@ -156,7 +163,12 @@ class IcebergTable(SparkTable):
             return
         rows = self._rows(location, application)
         if rows is not None and (location in self.own or not self._has_rows(rows, application)):
-            self._put(rows, before, application)
+            with self._branch(before, application) as branch:
+                self._write(rows, f"{self.name}.{quoted(f'branch_{branch}')}", application)
+                self.spark.sql(
+                    f"CALL {self.catalog}.system.fast_forward("
+                    f"table => {literal(self.name)}, branch => 'main', to => {literal(branch)})"
+                ).collect()
 
     def _adopt(self, location: str, before: int, application: Application) -> bool:
         """Have the table name the staged files themselves, which writes no row again: steps 2 to 4 in one commit.
@@ -176,15 +188,6 @@ class IcebergTable(SparkTable):
             return False
         stored.take(files, before, _branch_name(application), _properties(application))
         return True
-
-    def _put(self, rows: DataFrame, before: int, application: Application) -> None:
-        """Steps 2 to 4."""
-        with self._branch(before, application) as branch:
-            self._write(rows, f"{self.name}.{quoted(f'branch_{branch}')}", application)
-            self.spark.sql(
-                f"CALL {self.catalog}.system.fast_forward("
-                f"table => {literal(self.name)}, branch => 'main', to => {literal(branch)})"
-            ).collect()
 
     @contextmanager
     def _branch(self, snapshot: int, application: Application) -> Iterator[str]:
@@ -223,10 +226,11 @@ class IcebergTable(SparkTable):
         return not stored.join(F.broadcast(rows.select(MESSAGE_ID).distinct()), MESSAGE_ID, "left_semi").isEmpty()
 
     def _version(self) -> int | None:
-        """The id of the table's newest snapshot."""
+        """The id of the table's newest snapshot; None if it has none."""
         stored = _StoredTable.of(self.spark, self.name)
         if stored is not None:
-            return stored.version
+            snapshot = stored.table.currentSnapshot()
+            return None if snapshot is None else snapshot.snapshotId()
         self._refresh()
         rows = self.spark.table(f"{self.name}.refs").where("name = 'main'").select("snapshot_id").collect()
         return rows[0]["snapshot_id"] if rows else None
@@ -305,7 +309,7 @@ class _StoredTable:
     def file_schema(self, columns: StructType) -> pa.Schema:
         """The schema of a file of these columns, with the numbers that the table has given them."""
         stored = json.loads(self.jvm.org.apache.iceberg.SchemaParser.toJson(self.table.schema()))
-        return pa.schema(_numbered_fields(list(arrow_schema(columns)), stored))
+        return pa.schema(list(_with_numbers(pa.struct(list(arrow_schema(columns))), stored)))
 
     def take(self, files: Sequence[StagedParquet], before: int, branch: str, properties: Mapping[str, str]) -> None:
         """Add files to the table, if its newest snapshot still is the one before.
@@ -345,12 +349,6 @@ class _StoredTable:
         transaction.manageSnapshots().removeBranch(branch).commit()
         transaction.commitTransaction()
 
-    @property
-    def version(self) -> int | None:
-        """The id of the newest snapshot; None if the table has none."""
-        snapshot = self.table.currentSnapshot()
-        return None if snapshot is None else snapshot.snapshotId()
-
     def _address(self, file_name: str) -> str:
         address: str = self.table.locationProvider().newDataLocation(file_name)
         return address
@@ -359,21 +357,19 @@ class _StoredTable:
         return self.jvm.org.apache.hadoop.fs.Path(address).toUri()
 
 
-def _numbered_fields(fields: Sequence[pa.Field], stored: Mapping[str, Any]) -> list[pa.Field]:
-    """Fields of Arrow with their numbers; one that the table lacks, or has otherwise, has none."""
-    found = {field["name"]: field for field in stored["fields"]}
-    return [_numbered(field, found[field.name]) if field.name in found else field for field in fields]
-
-
 def _numbered(field: pa.Field, stored: Mapping[str, Any]) -> pa.Field:
     return field.with_type(_with_numbers(field.type, stored["type"])).with_metadata({_FIELD_ID: str(stored["id"])})
 
 
 def _with_numbers(kind: pa.DataType, stored: Any) -> pa.DataType:
-    """A type with the numbers of what is inside of it. The table's is a text, or describes what is inside."""
+    """A type with the numbers of what is inside of it; what the table lacks, or has otherwise, has none.
+
+    The table's type is a text, or describes what is inside.
+    """
     its = stored["type"] if isinstance(stored, Mapping) else None
     if its == "struct" and pa.types.is_struct(kind):
-        return pa.struct(_numbered_fields(list(kind), stored))
+        found = {field["name"]: field for field in stored["fields"]}
+        return pa.struct([_numbered(field, found[field.name]) if field.name in found else field for field in kind])
     if its == "list" and pa.types.is_list(kind):
         return pa.list_(_numbered(kind.value_field, {"id": stored["element-id"], "type": stored["element"]}))
     if its == "map" and pa.types.is_map(kind):
@@ -395,21 +391,6 @@ def _property(application: Application) -> str:
 def _properties(application: Application) -> dict[str, str]:
     """What the snapshot of a batch says in its summary."""
     return {_property(application): str(application.number), _BATCH: application.batch_id}
-
-
-def _as_iceberg(columns: StructType) -> StructType:
-    """The columns as the table has them: integers have at least 32 bits.
-
-    Raises:
-        SchemaError: A column has a type or a name that Iceberg's tables cannot have.
-    """
-    for name in columns.names:
-        if without_case(name) in ICEBERG_COLUMNS:
-            raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
-    require_plain(columns, "an Iceberg table cannot store")
-    return StructType(
-        [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
-    )
 
 
 def _wider(kind: DataType) -> DataType:

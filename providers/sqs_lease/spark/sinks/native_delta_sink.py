@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
+from sqs_lease.spark.places import OURS
 from sqs_lease.spark.schemas import check_keys, quoted
 from sqs_lease.spark.sinks.delta.files import add_action, statistics_of
 from sqs_lease.spark.sinks.delta.schema import (
@@ -97,7 +98,7 @@ class NativeDeltaSink:
                 "directory that all drivers and executors reach, or an address on S3"
             )
         # As deltalake calls what Spark calls s3a.
-        return Ledger(f"{self._path.replace('s3a://', 's3://')}/_sqs_lease/ledger")
+        return Ledger(f"{self._path.replace('s3a://', 's3://')}/{OURS}/ledger")
 
 
 @dataclass(frozen=True, slots=True)

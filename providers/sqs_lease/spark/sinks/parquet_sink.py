@@ -29,17 +29,16 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
-from sqs_lease.spark.places import Place
+from sqs_lease.spark.places import OURS, Place
 from sqs_lease.spark.schemas import arrow_schema, require_plain, without_case
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_unchanged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, remove_old_tries, stage_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, stage_directory
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
-_OURS: Final = "_sqs_lease"
-_STAGED: Final = f"{_OURS}/staged"
+_STAGED: Final = f"{OURS}/staged"
 # Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
 _WIDENING_TRIES: Final = 100
 
@@ -69,7 +68,7 @@ class ParquetSink:
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
         table = ParquetTable.opened(self.path, columns, widen=widen)
-        return WriteAheadTable.of(table, Ledger(table.root / _OURS / "ledger"))
+        return WriteAheadTable.of(table, Ledger(table.root / OURS / "ledger"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class ParquetTable:
         try:
             _Columns(table.root).require(columns, widen=widen)
         except OSError as error:
-            raise table.unusable("cannot be opened", error) from error
+            raise table.place.unusable("cannot be opened", error) from error
         return table
 
     def require_fit(self) -> None:
@@ -98,7 +97,7 @@ class ParquetTable:
         try:
             _, stored = _Columns(self.root).newest()
         except OSError as error:
-            raise self.unusable("cannot be read", error) from error
+            raise self.place.unusable("cannot be read", error) from error
         if stored is None:
             raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
         require_unchanged(str(self.root), misfits(stored, self.columns))
@@ -128,9 +127,10 @@ class ParquetTable:
                             f"{location}: restore them, or ingest into a new directory"
                         ) from error
                 _flush(self.root)
-            self._tidy(application)
+            self._marks.add(application)
+            self._marks.remove_old_tries(_STAGED, application)
         except OSError as error:
-            raise self.unusable("cannot be written", error) from error
+            raise self.place.unusable("cannot be written", error) from error
         return None
 
     def version(self) -> int | None:
@@ -139,14 +139,7 @@ class ParquetTable:
 
     def discard(self, location: str) -> None:
         """See :meth:`.write_ahead.TargetTable.discard`."""
-        self._place.remove(str(Path(location).relative_to(self.root)))
-
-    def unusable(self, what: str, error: OSError) -> TableError:
-        """The error for a directory that the system refuses."""
-        return TableError(
-            f"table {self.root} {what}: {error.strerror or error}. Check that this process may read and write the "
-            "directory, and that the disk is not full"
-        )
+        self.place.remove(str(Path(location).relative_to(self.root)))
 
     def _staged(self, batch_id: str, write: Callable[[Staging], Written]) -> Staged:
         root = self.root / _STAGED
@@ -161,17 +154,13 @@ class ParquetTable:
         return Staged(str(directory), message_ids)
 
     @property
-    def _place(self) -> Place:
+    def place(self) -> Place:
+        """The directory."""
         return Place(str(self.root))
 
     @property
     def _marks(self) -> AppliedMarks:
-        return AppliedMarks(self._place, f"{_OURS}/applied")
-
-    def _tidy(self, application: Application) -> None:
-        """Say that the batch is in the table, so that it may go from there, and remove what nobody will ask for."""
-        self._marks.add(application)
-        remove_old_tries(self._place, _STAGED, self._marks.written_at(application))
+        return AppliedMarks(self.place, f"{OURS}/applied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +177,23 @@ class _Columns:
                 self._require_empty()
                 wanted = columns
             else:
-                wanted = self._widened(stored, columns, widen=widen)
+                require_fit(str(self.root), differences(stored, columns, widen=widen))
+                added = [StructField(one.name, one.dataType) for one in columns.fields if one.name not in stored.names]
+                wanted = StructType([*stored.fields, *added])
             if wanted == stored or self._publish(number + 1, wanted):
                 return
         raise TableError(f"the columns of table {self.root} changed {_WIDENING_TRIES} times while it was opened")
 
     def newest(self) -> tuple[int, StructType | None]:
         """The number of the last file and the columns in it; 0 and None where there is no table."""
-        files = sorted((self.root / _OURS / "columns").glob("[0-9]*.json"))
+        files = sorted((self.root / OURS / "columns").glob("[0-9]*.json"))
         if not files:
             return 0, None
         return int(files[-1].stem), StructType.fromJson(json.loads(files[-1].read_text("utf-8")))
 
     def _publish(self, number: int, columns: StructType) -> bool:
         """Write a file that is not there yet; False if somebody else was faster."""
-        directory = self.root / _OURS / "columns"
+        directory = self.root / OURS / "columns"
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{uuid4().hex}"
         partial.write_text(columns.json(), "utf-8")
@@ -218,18 +209,13 @@ class _Columns:
     def _require_empty(self) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise TableError(f"{self.root} is a file: give the path of a directory for the table")
-        has_others = self.root.is_dir() and any(entry.name != _OURS for entry in self.root.iterdir())
+        has_others = self.root.is_dir() and any(entry.name != OURS for entry in self.root.iterdir())
         # Another driver may have made the table, and brought a batch, a moment ago.
         if has_others and self.newest()[1] is None:
             raise TableError(
                 f"{self.root} has files in it that were not ingested: give the path of a directory that is empty or "
                 "does not exist"
             )
-
-    def _widened(self, stored: StructType, columns: StructType, *, widen: bool) -> StructType:
-        require_fit(str(self.root), differences(stored, columns, widen=widen))
-        added = [StructField(field.name, field.dataType) for field in columns.fields if field.name not in stored.names]
-        return StructType([*stored.fields, *added])
 
 
 def _flush(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -30,13 +29,11 @@ from sqs_lease.spark.schemas import arrow_schema, nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
-from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, remove_old_tries, stage_directory
+from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
 from sqs_lease.spark.waits import among_others
-
-logger = logging.getLogger(__name__)
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -102,7 +99,7 @@ class StagedRows:
     def write(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.sink.Table.stage`. The location ends with the number of rows."""
         if self.place.is_local:
-            return self._written(batch_id, arrow_schema(rows.schema), lambda staging: staging.write(rows))
+            return self.write_files(batch_id, arrow_schema(rows.schema), lambda staging: staging.write(rows))
         directory = f"{self.directory}/{new_try(batch_id)}"
         try:
             rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(directory)
@@ -113,29 +110,16 @@ class StagedRows:
         message_ids = written[MESSAGE_ID].cast(pa.string())
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
-    def write_parts(
+    def write_files(
         self,
-        parts: BatchParts,
-        rest: Rest,
         batch_id: str,
         schema: pa.Schema,
-        is_left: Callable[[pa.Table], pa.ChunkedArray],
-    ) -> Staged | None:
-        """See :class:`.sink.PartsTable`.
-
-        Args:
-            parts: Makes rows, in the tasks.
-            rest: Called where messages were left.
-            batch_id: The batch.
-            schema: All columns.
-            is_left: As of :class:`.staging.Staging`.
-
-        Returns:
-            All rows; None where the tasks cannot write, as they reach the directory only through Spark.
-        """
-        if not self.place.is_local:
-            return None
-        return self._written(batch_id, schema, lambda staging: staging.write_parts(self.spark, parts, rest), is_left)
+        write: Callable[[Staging], Written],
+        is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
+    ) -> Staged:
+        """As :meth:`write`, in a directory that the tasks reach, too: see :func:`.staging.stage_directory`."""
+        directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
+        return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def read(self, location: str) -> DataFrame | None:
         """The rows at a location; None where they are not all there any more.
@@ -166,29 +150,6 @@ class StagedRows:
         found = [StagedParquet(path, pq.read_metadata(path)) for path in sorted(Path(directory).glob("*.parquet"))]
         return found if sum(one.footer.num_rows for one in found) == int(count) else None
 
-    def is_applied(self, application: Application) -> bool:
-        """Whether the table is known to have taken an application; it may have taken one that nobody could mark."""
-        try:
-            return self._marks.has(application)
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be read", error) from error
-
-    def mark_applied(self, application: Application) -> None:
-        """Write down that the table has an application. Its rows may go now, and the marks before it."""
-        try:
-            self._marks.add(application)
-        except (DeltaError, OSError) as error:
-            raise self.place.unusable("cannot be written", error) from error
-
-    def remove_old_tries(self, application: Application) -> None:
-        """Remove what killed tries of any batch left, now that the table has the newest application."""
-        try:
-            now = self._marks.written_at(application)
-        except (DeltaError, OSError) as error:
-            logger.warning("%s was not tidied up, which is tried again: %s", self.place, error)
-        else:
-            remove_old_tries(self.place, _STAGED, now)
-
     def remove(self, location: str) -> None:
         """Remove rows that the table has taken, or will not be told to take."""
         self._remove(location.rpartition("#")[0])
@@ -200,18 +161,9 @@ class StagedRows:
         return f"{_S3A.sub('s3a://', self.place.uri)}/{_STAGED}"
 
     @property
-    def _marks(self) -> AppliedMarks:
+    def marks(self) -> AppliedMarks:
+        """Which applications the table is known to have taken; it may have taken one that nobody could mark."""
         return AppliedMarks(self.place, f"{_STAGED}/applied")
-
-    def _written(
-        self,
-        batch_id: str,
-        schema: pa.Schema,
-        write: Callable[[Staging], Written],
-        is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
-    ) -> Staged:
-        directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
-        return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def _remove(self, directory: str) -> None:
         self.place.remove(f"{_STAGED}{directory.removeprefix(self.directory)}")
@@ -277,28 +229,27 @@ class SparkTable(ABC):
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
         now = self._ask()
+        # By what came meanwhile, no row was judged.
+        tests = [name for name, test in now.tests.items() if self.asked.tests.get(name) != test]
+        directories = [f"partitions by {name}" for name in now.directories if name not in self.asked.directories]
         differs = misfits(now.columns, self._as_stored(self.columns))
-        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in self._rules_beyond(now)])
-
-    def _rules_beyond(self, now: Asked) -> list[str]:
-        """The rules by which no row was judged."""
-        known = self.asked.tests
-        tests = [name for name, test in now.tests.items() if known.get(name) != test]
-        directories = [name for name in now.directories if name not in self.asked.directories]
-        return [*tests, *(f"partitions by {name}" for name in directories)]
+        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in (*tests, *directories)])
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
         return self._noted(self.staged.write(rows, batch_id))
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
-        """See :class:`.sink.PartsTable`. Where the table has rules of its own, Spark has to look at every row."""
-        if self.asked.tests:
+        """See :class:`.sink.PartsTable`."""
+        # Spark has to look at every row where the table has rules of its own; and some places only Spark reaches.
+        if self.asked.tests or not self.staged.place.is_local:
             return None
         doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
         schema = arrow_schema(self.columns) if self.asked.file_schema is None else self.asked.file_schema
-        staged = self.staged.write_parts(parts, rest, batch_id, schema, doubtful)
-        return None if staged is None else self._noted(staged)
+        staged = self.staged.write_files(
+            batch_id, schema, lambda staging: staging.write_parts(spark, parts, rest), doubtful
+        )
+        return self._noted(staged)
 
     def _noted(self, staged: Staged) -> Staged:
         self.own.add(staged.location)
@@ -314,7 +265,7 @@ class SparkTable(ABC):
         """See :meth:`.write_ahead.TargetTable.apply`."""
         try:
             with among_others(f"table {self.name}") as others:
-                while not is_empty(location) and not self.staged.is_applied(application):
+                while not is_empty(location) and not self.staged.marks.has(application):
                     before = None
                     try:
                         before = self._version()
@@ -326,8 +277,8 @@ class SparkTable(ABC):
                         self.own.discard(location)
                         others.again(self._newest_commit())
                     else:
-                        self.staged.mark_applied(application)
-                        self.staged.remove_old_tries(application)
+                        self.staged.marks.add(application)
+                        self.staged.marks.remove_old_tries(_STAGED, application)
                         break
         finally:
             self.own.discard(location)
@@ -402,7 +353,7 @@ class SparkTable(ABC):
         """
         rows = self.staged.read(location)
         if rows is None:
-            if self.staged.is_applied(application):
+            if self.staged.marks.has(application):
                 return None
             raise TableError(
                 f"table {self.name}: the rows of batch {application.batch_id}, which was admitted, have gone from "

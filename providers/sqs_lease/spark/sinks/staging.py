@@ -10,7 +10,6 @@ files.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 
 from sqs_lease.spark.batch_parts import BatchParts
@@ -36,10 +33,8 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, together
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import STAGED_KEPT, Rest
+from sqs_lease.spark.sinks.sink import Rest
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
-
-logger = logging.getLogger(__name__)
 
 # Rows that a task of Spark's holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
@@ -61,6 +56,7 @@ _IDS_AT_ONCE: Final = 30_000
 _IDS: Final = pa.schema([(MESSAGE_ID, pa.string())])
 _ANSWER: Final = "file BINARY, left_messages ARRAY<STRING>"
 _ANSWER_SCHEMA: Final = pa.schema([("file", pa.binary()), ("left_messages", pa.list_(pa.string()))])
+_NO_MESSAGES: Final = pa.array([], pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +87,6 @@ class Written:
     files: Sequence[StagedFile]
     message_ids: pa.ChunkedArray
 
-    def __add__(self, more: Written) -> Written:
-        """This and what was written besides."""
-        return Written([*self.files, *more.files], together(self.message_ids, more.message_ids))
-
-
-def no_statistics(_metadata: pq.FileMetaData) -> Mapping[str, Any]:
-    """For tables that keep nothing of their files."""
-    return {}
-
 
 def nothing_left(rows: pa.Table) -> pa.ChunkedArray:
     """For tables that take every row."""
@@ -115,7 +102,7 @@ class Staging:
         directory: The directory of the try, relative to the place.
         schema: All columns, as Arrow has them.
         partition_by: The columns by which the files are partitioned.
-        statistics: Makes of a file's footer what the table keeps of it.
+        statistics: Makes of a file's footer what the table keeps of it; nothing, by default.
         is_left: Says which rows tasks leave to Spark, which says whether the table refuses them, and why.
         is_read_once: Whether the files are for this program only, which reads them once: then tasks write what is
             fastest to write and to read, without the statistics for other readers.
@@ -125,7 +112,7 @@ class Staging:
     directory: str
     schema: pa.Schema
     partition_by: Sequence[str] = ()
-    statistics: Callable[[pq.FileMetaData], Mapping[str, Any]] = no_statistics
+    statistics: Callable[[pq.FileMetaData], Mapping[str, Any]] = lambda _: {}
     is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left
     is_read_once: bool = False
 
@@ -145,10 +132,12 @@ class Staging:
         """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
-        written, left = self._written(_files_of(answers)), _left(answers)
+        written = self._written(_files_of(answers))
+        left = pc.list_flatten(answers["left_messages"]).cast(pa.string())
         if not len(left):
             return written
-        return written + replace(self, directory=f"{self.directory}/{_REST}").write(rest(left))
+        more = replace(self, directory=f"{self.directory}/{_REST}").write(rest(left))
+        return Written([*written.files, *more.files], together(written.message_ids, more.message_ids))
 
     def _write_by_spark(self, rows: DataFrame) -> Written:
         """Let Spark write."""
@@ -192,8 +181,8 @@ class Staging:
         """In a task: write the rows that Spark hands over."""
         writer = TaskWriter(self)
         for batch in batches:
-            yield from map(_answer_of, writer.write(pa.Table.from_batches([batch])))
-        yield from map(_answer_of, writer.finish())
+            yield from map(_answer, writer.write(pa.Table.from_batches([batch])))
+        yield from map(_answer, writer.finish())
 
     def _written(self, files: Sequence[StagedFile]) -> Written:
         """These files, with the ids of the messages that have rows in them."""
@@ -222,18 +211,11 @@ def _files_of(answers: pa.Table) -> list[StagedFile]:
     return [msgspec.json.decode(file, type=StagedFile) for file in answers["file"].drop_null().to_pylist()]
 
 
-def _left(answers: pa.Table) -> pa.ChunkedArray:
-    return pc.list_flatten(answers["left_messages"]).cast(pa.string())
-
-
-def _answer_of(file: StagedFile) -> pa.RecordBatch:
-    return _answer(file=msgspec.json.encode(file))
-
-
-def _answer(*, file: bytes | None = None, left_messages: pa.ListArray | None = None) -> pa.RecordBatch:
+def _answer(file: StagedFile | None, left_messages: pa.Array = _NO_MESSAGES) -> pa.RecordBatch:
     """One row of the answers."""
-    left = pa.nulls(1, _ANSWER_SCHEMA.field("left_messages").type) if left_messages is None else left_messages
-    return pa.RecordBatch.from_arrays([pa.array([file], pa.binary()), left], schema=_ANSWER_SCHEMA)
+    encoded = None if file is None else msgspec.json.encode(file)
+    left = pa.ListArray.from_arrays(pa.array([0, len(left_messages)], pa.int32()), left_messages)
+    return pa.RecordBatch.from_arrays([pa.array([encoded], pa.binary()), left], schema=_ANSWER_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,16 +239,13 @@ class _PartTask:
                 rows = rows.filter(pc.invert(is_left))
             waiting.append(rows)
             if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
-                yield from map(_answer_of, writer.write(_sorted(waiting, partition_by)))
+                yield from map(_answer, writer.write(_sorted(waiting, partition_by)))
                 waiting.clear()
         if waiting:
-            yield from map(_answer_of, writer.write(_sorted(waiting, partition_by)))
-        yield from map(_answer_of, writer.finish())
+            yield from map(_answer, writer.write(_sorted(waiting, partition_by)))
+        yield from map(_answer, writer.finish())
         if any(map(len, left)):
-            message_ids = pa.concat_arrays(left)
-            yield _answer(
-                left_messages=pa.ListArray.from_arrays(pa.array([0, len(message_ids)], pa.int32()), message_ids)
-            )
+            yield _answer(None, pa.concat_arrays(left))
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
@@ -285,7 +264,6 @@ class TaskWriter:
         self._staging = staging
         self._files = staging.place.file_system()
         self._stored = pa.schema([field for field in staging.schema if field.name not in staging.partition_by])
-        self._partition: tuple[str | None, ...] | None = None
         self._open: _OpenFile | None = None
 
     def write(self, rows: pa.Table) -> Iterator[StagedFile]:
@@ -295,22 +273,19 @@ class TaskWriter:
         """
         rows = rows.rename_columns(self._staging.schema.names).cast(self._staging.schema)
         for partition, part in self._parts(rows):
-            if partition != self._partition:
+            if self._open is not None and partition != self._open.partition:
                 yield from self.finish()
             if self._open is None:
-                self._partition = partition
                 if self._staging.place.is_local:
                     self._files.create_dir(self._staging.directory, recursive=True)
-                self._open = _OpenFile(self._files, self._stored, self._staging)
+                self._open = _OpenFile(self._files, self._stored, self._staging, partition)
             self._open.add(part.select(self._stored.names))
 
     def finish(self) -> Iterator[StagedFile]:
         """Complete the file that is still open, if one is."""
-        if self._open is None or self._partition is None:
-            return
-        values = dict(zip(self._staging.partition_by, self._partition, strict=True))
-        yield self._open.close(values)
-        self._open = None
+        if self._open is not None:
+            yield self._open.close()
+            self._open = None
 
     def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
         """Cut sorted rows where the partition changes."""
@@ -330,7 +305,8 @@ class TaskWriter:
 class _OpenFile:
     """One Parquet file while it is written; it exists when it is closed."""
 
-    def __init__(self, files: Any, schema: pa.Schema, staging: Staging) -> None:
+    def __init__(self, files: Any, schema: pa.Schema, staging: Staging, partition: tuple[str | None, ...]) -> None:
+        self.partition = partition
         self._path = f"{staging.directory}/part-{uuid4().hex}.parquet"
         self._schema = schema
         self._staging = staging
@@ -346,7 +322,7 @@ class _OpenFile:
         if self._waiting_bytes >= _ROW_GROUP_BYTES:
             self._flush()
 
-    def close(self, partition_values: Mapping[str, str | None]) -> StagedFile:
+    def close(self) -> StagedFile:
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -357,7 +333,7 @@ class _OpenFile:
             path=self._path,
             size=size,
             rows=metadata.num_rows,
-            partition_values=partition_values,
+            partition_values=dict(zip(self._staging.partition_by, self.partition, strict=True)),
             statistics=self._staging.statistics(metadata),
             modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
         )
@@ -470,36 +446,3 @@ def stage_directory(
     finally:
         place.remove(staging.directory)
     return target, written.message_ids
-
-
-def remove_old_tries(place: Place, directory: str, now: datetime | None) -> None:
-    """Remove what killed tries of any batch left, once nobody can be at work on it.
-
-    Call it when a table has taken the newest admission: so all before it were taken, and nothing old will be asked for.
-
-    Args:
-        place: Where they are.
-        directory: The directory of all batches.
-        now: The time, by the clock by which the age of files is told: a driver's own may be days ahead, and would take
-            what others write for old. None where it is not known: then all stays.
-    """
-    if now is None:
-        return
-    try:
-        for batch in _directories_in(place, directory):
-            for one in _directories_in(place, batch.path):
-                written = one.mtime or _newest_in(place, one.path)
-                if written is not None and written < now - STAGED_KEPT:
-                    place.remove(one.path)
-    except (DeltaError, OSError) as error:
-        logger.warning("what killed tries left in %s was not removed, which is tried again: %s", place, error)
-
-
-def _directories_in(place: Place, directory: str) -> list[Any]:
-    return [entry for entry in place.entries(directory) if entry.type == pafs.FileType.Directory]
-
-
-def _newest_in(place: Place, directory: str) -> datetime | None:
-    """When the newest file was written: a bucket has no directories, and so no time of theirs."""
-    found = place.file_system().get_file_info(pafs.FileSelector(directory, allow_not_found=True, recursive=True))
-    return max((file.mtime for file in found if file.mtime is not None), default=None)

@@ -58,11 +58,6 @@ def create_table(table: str, columns: StructType, *, using: str, partition_by: S
     return f"CREATE TABLE IF NOT EXISTS {table} ({fields}) USING {using}{partitions}"
 
 
-def append(table: str, rows: str) -> str:
-    """The statement that adds rows, column by column of the same name."""
-    return f"INSERT INTO {table} BY NAME SELECT * FROM {rows}"  # noqa: S608 - both are quoted
-
-
 def append_missing(table: str, rows: str, batch_id: str) -> str:
     """The statement that adds the rows of messages of which the table has none by this batch."""
     message, batch = quoted(MESSAGE_ID), quoted(BATCH_ID)
@@ -130,8 +125,10 @@ def write(
         with session_settings(spark, settings):
             if upsert_by:
                 statement = merge_newest(table, view, upsert_by)
+            elif unless_of is None:
+                statement = f"INSERT INTO {table} BY NAME SELECT * FROM {view}"  # noqa: S608 - both are quoted
             else:
-                statement = append(table, view) if unless_of is None else append_missing(table, view, unless_of)
+                statement = append_missing(table, view, unless_of)
             spark.sql(statement).collect()
     finally:
         spark.catalog.dropTempView(view)

@@ -17,10 +17,12 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.fs as pafs  # type: ignore[import-untyped]
+from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -28,7 +30,7 @@ from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.errors import BatchIdReusedError, TableError
 from sqs_lease.spark.ledger import Admitted, Ledger, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import Admission, JudgingTable, PartsTable, Rest, Staged
+from sqs_lease.spark.sinks.sink import STAGED_KEPT, Admission, JudgingTable, PartsTable, Rest, Staged
 
 logger = logging.getLogger(__name__)
 
@@ -74,37 +76,62 @@ class AppliedMarks:
         """Whether an application was taken, or a later one, which is admitted only after it.
 
         Raises:
-            OSError: The directory cannot be listed.
+            TableError: The directory cannot be listed.
         """
-        return any(name >= application.mark for name in self._names(application))
-
-    def written_at(self, application: Application) -> datetime | None:
-        """When the mark of an application was written, by the clock of the file system or bucket.
-
-        Returns:
-            None where it is not there; a later one has taken its place, perhaps.
-
-        Raises:
-            OSError: It cannot be looked at.
-        """
-        written: datetime | None = self.place.file_system().get_file_info(self._file_of(application)).mtime
-        return written
+        try:
+            return any(name >= application.mark for name in self._names(application))
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be read", error) from error
 
     def add(self, application: Application) -> None:
-        """Write down that the table has an application; the marks before it may go.
+        """Write down that the table has an application; its rows may go from where they waited, and the marks before.
 
         Raises:
-            OSError: The file cannot be written.
+            TableError: The file cannot be written.
         """
         files = self.place.file_system()
-        if self.place.is_local:
-            files.create_dir(self.directory, recursive=True)
-        with files.open_output_stream(self._file_of(application)) as stream:
-            stream.write(b"applied\n")
-        for name in self._names(application):
-            if name < application.mark:
-                with suppress(OSError):  # another process removed it at this moment; a mark too many does no harm
-                    files.delete_file(f"{self.directory}/{name}")
+        try:
+            if self.place.is_local:
+                files.create_dir(self.directory, recursive=True)
+            with files.open_output_stream(self._file_of(application)) as stream:
+                stream.write(b"applied\n")
+            for name in self._names(application):
+                if name < application.mark:
+                    with suppress(OSError):  # another process removed it at this moment; a mark too many does no harm
+                        files.delete_file(f"{self.directory}/{name}")
+        except (DeltaError, OSError) as error:
+            raise self.place.unusable("cannot be written", error) from error
+
+    def remove_old_tries(self, directory: str, application: Application) -> None:
+        """Remove what killed tries of any batch left, once nobody can be at work on it.
+
+        Call it when the table has taken the newest admission, and that is marked: so all before it were taken, and
+        nothing old will be asked for. How old files are is told by the time of the mark, which has the same clock: a
+        driver's own may be days ahead, and would take what others write for old.
+
+        Args:
+            directory: The directory of all batches, relative to the place.
+            application: The newest.
+        """
+        try:
+            # None where a later one has taken its place.
+            now = self.place.file_system().get_file_info(self._file_of(application)).mtime
+            for batch in self._directories_in(directory) if now is not None else ():
+                for one in self._directories_in(batch.path):
+                    written = one.mtime or self._newest_in(one.path)
+                    if written is not None and written < now - STAGED_KEPT:
+                        self.place.remove(one.path)
+        except (DeltaError, OSError) as error:
+            logger.warning("what killed tries left in %s was not removed, which is tried again: %s", self.place, error)
+
+    def _directories_in(self, directory: str) -> list[Any]:
+        return [entry for entry in self.place.entries(directory) if entry.type == pafs.FileType.Directory]
+
+    def _newest_in(self, directory: str) -> datetime | None:
+        """When the newest file was written: a bucket has no directories, and so no time of theirs."""
+        selector = pafs.FileSelector(directory, allow_not_found=True, recursive=True)
+        found = self.place.file_system().get_file_info(selector)
+        return max((file.mtime for file in found if file.mtime is not None), default=None)
 
     def _file_of(self, application: Application) -> str:
         return f"{self.directory}/{application.mark}"

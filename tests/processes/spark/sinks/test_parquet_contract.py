@@ -13,6 +13,7 @@ from pyspark.sql.types import DayTimeIntervalType, StructField, StructType
 
 from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, ParquetTable
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks
 from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
 from sqs_lease.testing.sink_subject import record
 from tests.spark.sinks.test_parquet_sink import staged_directories
@@ -40,7 +41,7 @@ class TestParquetSink(SinkContract):
             interruptions={
                 "before the admission": lambda: interrupted(OpenLedger, "admit", "before"),
                 "after the admission": lambda: interrupted(OpenLedger, "admit", "after"),
-                "after the rename": lambda: interrupted(ParquetTable, "_tidy", "before"),
+                "after the rename": lambda: interrupted(AppliedMarks, "add", "before"),
                 "after all": lambda: interrupted(ParquetTable, "apply", "after"),
             },
             refused_types=[DayTimeIntervalType(), StructType([StructField("a", DayTimeIntervalType())])],

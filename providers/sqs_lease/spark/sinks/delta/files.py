@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
@@ -127,21 +126,12 @@ def read_rows(storage: Place, file: StagedFile, schema: pa.Schema, columns: Sequ
 
     Those by which it is partitioned are there, too; what neither the file nor its partition has is left out.
     """
-    stored = [name for name in columns if name not in file.partition_values]
     with storage.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:
-        found = parquet.read([name for name in stored if name in parquet.schema_arrow.names])
-    arrays, fields = [], []
-    for name in columns:
-        expected = schema.field(name)
-        if name in file.partition_values:
-            value = pa.scalar(file.partition_values[name], pa.string())
-            arrays.append(pc.cast(pa.repeat(value, file.rows), expected.type))
-        elif name in found.column_names:
-            arrays.append(found[name].cast(expected.type))
-        else:
-            continue
-        fields.append(expected)
-    return pa.table(arrays, schema=pa.schema(fields))
+        found = parquet.read([name for name in columns if name in parquet.schema_arrow.names])
+    for name, value in file.partition_values.items():
+        found = found.append_column(name, pa.repeat(pa.scalar(value, pa.string()), file.rows))
+    fields = [schema.field(name) for name in columns if name in found.column_names]
+    return found.select([field.name for field in fields]).cast(pa.schema(fields))
 
 
 def statistics_of(metadata: pq.FileMetaData) -> dict[str, Any]:

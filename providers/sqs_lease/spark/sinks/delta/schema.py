@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import deltalake
@@ -130,7 +130,14 @@ def check_partitions(columns: StructType, partition_by: Sequence[str], *, merges
 
 def unsupported(metadata: Metadata, schema: Schema) -> list[str]:
     """Name what a table asks of its writers that plain Parquet files do not give."""
-    asked = list(_rules_of(spark_columns(schema)))
+    asked = [
+        f"column {f'{path}.' if path else ''}{field.name} {rule}"
+        for path, kind in types_in(spark_columns(schema))
+        if isinstance(kind, StructType)
+        for field in kind.fields
+        for beginning, rule in _RULES.items()
+        if any(key.startswith(beginning) for key in field.metadata)
+    ]
     for name, value in metadata.configuration.items():
         if name == "delta.columnMapping.mode" and value != "none":
             asked.append(f"it maps its columns ({name} = {value})")
@@ -161,12 +168,3 @@ def is_plain(metadata: Metadata, schema: Schema, protocol: ProtocolVersions) -> 
         and features <= _PLAIN_FEATURES
         and properties <= _PLAIN_PROPERTIES
     )
-
-
-def _rules_of(columns: StructType) -> Iterator[str]:
-    """What columns ask, those inside of others included."""
-    for path, kind in types_in(columns):
-        for field in kind.fields if isinstance(kind, StructType) else ():
-            for key, asked in _RULES.items():
-                if any(given.startswith(key) for given in field.metadata):
-                    yield f"column {f'{path}.' if path else ''}{field.name} {asked}"

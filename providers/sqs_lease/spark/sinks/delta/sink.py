@@ -363,20 +363,17 @@ class OpenDelta:
 
     def _has(self, table: DeltaTable, application: Application) -> bool:
         """Whether the table took an application, by its own memory or by ours, which lasts longer."""
-        try:
-            marked = self._marks.has(application)
-        except (DeltaError, OSError) as error:
-            raise self.storage.unusable("cannot be looked at", error) from error
-        if not marked and _remembers(table, application):
+        if self._marks.has(application):
+            return True
+        if is_remembered := _remembers(table, application):
             # The process that added the rows died before it could write that down.
             self._remember(application)
-            return True
-        return marked
+        return is_remembered
 
     def _remember(self, application: Application) -> None:
         try:
             self._marks.add(application)
-        except (DeltaError, OSError) as error:
+        except TableError as error:
             # The table remembers it, too, for now; the next look writes it down.
             logger.warning("table %s: it could not be written down that a batch was added: %s", self.storage.uri, error)
 

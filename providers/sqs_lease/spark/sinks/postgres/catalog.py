@@ -118,7 +118,9 @@ def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Se
     else:
         stored = _stored(cursor, table)
         require_fit(str(table), _differences(stored, columns, widen=widen))
-        _add(cursor, table, [field for field in columns.fields if field.name not in stored])
+        for field in columns.fields:
+            if field.name not in stored:
+                cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {}").format(table.quoted, _definition(field)))
         _require_unique(cursor, found[0], table, upsert_by)
     _make_entries(cursor, table)
 
@@ -165,14 +167,7 @@ def _make_ours(cursor: Cursor) -> None:
 
 
 def _make(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequence[str]) -> None:
-    parts = [
-        sql.SQL("{} {}{}").format(
-            sql.Identifier(field.name),
-            sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
-            sql.SQL("" if field.nullable else " NOT NULL"),
-        )
-        for field in columns.fields
-    ]
+    parts = [_definition(field) for field in columns.fields]
     if upsert_by:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(names_of(upsert_by)))
     cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table.quoted, sql.SQL(", ").join(parts)))
@@ -181,15 +176,12 @@ def _make(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequ
     cursor.execute(sql.SQL("DELETE FROM {} WHERE target = %s").format(BATCHES), [str(table)])
 
 
-def _add(cursor: Cursor, table: TableName, columns: Sequence[StructField]) -> None:
-    for field in columns:
-        cursor.execute(
-            sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
-                table.quoted,
-                sql.Identifier(field.name),
-                sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
-            )
-        )
+def _definition(field: StructField) -> sql.Composed:
+    return sql.SQL("{} {}{}").format(
+        sql.Identifier(field.name),
+        sql.SQL(postgres_type(field.name, field.dataType)),  # of our own table
+        sql.SQL("" if field.nullable else " NOT NULL"),
+    )
 
 
 def must_insert(cursor: Cursor, table: TableName) -> bool:

@@ -98,31 +98,22 @@ def explained(what: str) -> Iterator[None]:
         return
     # Without what led to it, which a traceback would show: its text may quote rows.
     code = said.sqlstate or ""
-    if _may_be_for_rows(said):
+    if code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(said)):
         raise RowsRefusedError(f"{what}: {reason}", rule=reason, is_certain=code.startswith(_ROW_CLASSES)) from None
     raise TableError(f"{what}: {reason}") from None
 
 
 def reason_of(error: psycopg.Error) -> str:
     """What an error of PostgreSQL says, apart from the values of rows."""
-    if error.sqlstate is None:
+    code = error.sqlstate
+    if code is None:
         # Of the connection, not of rows.
         return str(error).strip()
-    name = f"{type(error).__name__} ({error.sqlstate})"
-    if _may_quote(error):
+    name = f"{type(error).__name__} ({code})"
+    if _is_of_function(error) or (code not in _NEVER_ROWS and code.startswith(_QUOTING_CLASSES)):
         column = error.diag.column_name
         return f"{name}{f' in column {column}' if column else ''}"
     return f"{error.diag.message_primary}, {name}"
-
-
-def _may_be_for_rows(error: psycopg.Error) -> bool:
-    code = error.sqlstate or ""
-    return code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(error))
-
-
-def _may_quote(error: psycopg.Error) -> bool:
-    code = error.sqlstate or ""
-    return _is_of_function(error) or (code not in _NEVER_ROWS and code.startswith(_QUOTING_CLASSES))
 
 
 def _is_of_function(error: psycopg.Error) -> bool:

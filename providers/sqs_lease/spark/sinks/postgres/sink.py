@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -112,15 +111,12 @@ class PostgresLookUp:
     Attributes:
         messages: Those that were asked for.
         known: See :class:`..sink.LookUp`.
+        version: None: a table in PostgreSQL has no versions.
     """
 
     messages: pa.Table
     known: pa.Table
-
-    @property
-    def version(self) -> int | None:
-        """None: a table in PostgreSQL has no versions."""
-        return None
+    version: None = None
 
 
 @dataclass(frozen=True)
@@ -346,12 +342,8 @@ class PostgresTable:
         known = found.set_column(1, "batch_id", batch_ids.take(place.combine_chunks())).select(KNOWN.names)
         # Somebody else has just removed old batches, with their entries.
         known = known.filter(pc.is_valid(place)).cast(KNOWN)
-        if known.num_rows == len(order):
-            # All are known: in the order of asking, so that who compares the two sees at once that they are the same.
-            places = np.empty(len(order), np.int64)
-            places[order.to_numpy()] = np.arange(len(order))
-            known = known.take(places)
-        return known
+        # Where all are known: in the order of asking, so that who compares the two sees at once that they are the same.
+        return known.take(pc.sort_indices(order)) if known.num_rows == len(order) else known
 
     def _admit(self, cursor: Cursor, looked_up: PostgresLookUp, admission: Admission) -> None:
         # What is reported as committed must outlive a crash of the server, whatever the role's default is.

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink, IcebergTable
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
-from sqs_lease.spark.sinks.spark_table import StagedRows
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks
 from tests.processes.spark.engines.table_formats.conftest import CATALOG, session_with_jars
 from tests.processes.spark.engines.table_formats.test_staged_files import DELTA, Lake
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Load record 2, and die when a step is done."""
     order = json.load(sys.stdin)
     table = NativeDeltaTable if order["kind"] == DELTA else IcebergTable
-    done = {"admitted": (OpenLedger, "admit"), "taken": (table, "_take"), "marked": (StagedRows, "mark_applied")}
+    done = {"admitted": (OpenLedger, "admit"), "taken": (table, "_take"), "marked": (AppliedMarks, "add")}
     owner, method = done[order["step"]]
     real = getattr(owner, method)
 

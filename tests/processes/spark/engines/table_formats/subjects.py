@@ -15,7 +15,7 @@ from pyspark.sql.types import DayTimeIntervalType
 from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink, IcebergTable
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
-from sqs_lease.spark.sinks.spark_table import StagedRows
+from sqs_lease.spark.sinks.write_ahead import AppliedMarks
 from sqs_lease.testing.sink_contract import Subject, interrupted
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 
@@ -84,7 +84,7 @@ def _subject(
         interruptions={
             "before the admission": partial(interrupted, OpenLedger, "admit", "before"),
             **moments,
-            "after the mark": partial(interrupted, StagedRows, "mark_applied", "after"),
+            "after the mark": partial(interrupted, AppliedMarks, "add", "after"),
         },
         refused_types=[DayTimeIntervalType()],
     )

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.sinks.iceberg_sink import IcebergTable
 from sqs_lease.spark.sinks.spark_table import StagedRows
-from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.testing.sink_subject import SENT, Subject, record
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 from tests.processes.spark.engines.table_formats.subjects import iceberg_subject, native_delta_subject, staged_files
@@ -287,11 +287,20 @@ def test_a_batch_is_known_after_the_snapshot_that_says_so_has_expired(spark: Spa
 
 
 @dataclass(frozen=True)
+class _NoMarks(AppliedMarks):
+    """Are of a process that is killed before it writes one."""
+
+    def add(self, application: Application) -> None:
+        pass
+
+
+@dataclass(frozen=True)
 class _Forgetful(StagedRows):
     """Is killed right after the table was written."""
 
-    def mark_applied(self, application: Application) -> None:
-        pass
+    @property
+    def marks(self) -> AppliedMarks:
+        return _NoMarks(self.place, "nowhere")
 
     def remove(self, location: str) -> None:
         pass

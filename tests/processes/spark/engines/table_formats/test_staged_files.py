@@ -24,8 +24,8 @@ from sqs_lease.spark.ledger import OpenLedger
 from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink, IcebergTable
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink, NativeDeltaTable
-from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
-from sqs_lease.spark.sinks.write_ahead import Application
+from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from tests.processes.spark.engines.table_formats.conftest import CATALOG
 from tests.spark.samples import message
@@ -301,7 +301,7 @@ def test_a_driver_that_is_killed_when_files_are_beside_the_tables_own_leaves_the
 
 def test_a_driver_that_is_killed_after_the_commit_leaves_the_batch_there_once(lake: Lake) -> None:
     lake.load(1)
-    with interrupted(StagedRows, "mark_applied", "before"), pytest.raises(InterruptionError):
+    with interrupted(AppliedMarks, "add", "before"), pytest.raises(InterruptionError):
         lake.load(2)
     again = lake.load(2)
     assert (again.ingested, again.rows) == (1, 0)
@@ -310,7 +310,7 @@ def test_a_driver_that_is_killed_after_the_commit_leaves_the_batch_there_once(la
 
 def test_the_batch_of_a_killed_driver_that_the_table_has_forgotten_is_there_once(lake: Lake) -> None:
     lake.load(1)
-    with interrupted(StagedRows, "mark_applied", "before"), pytest.raises(InterruptionError):
+    with interrupted(AppliedMarks, "add", "before"), pytest.raises(InterruptionError):
         lake.load(2)
     lake.change("DELETE FROM {t} WHERE id = 1", *FORGETTING[lake.kind])
     lake.load(2)
@@ -320,7 +320,7 @@ def test_the_batch_of_a_killed_driver_that_the_table_has_forgotten_is_there_once
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_rows_that_somebody_deletes_before_the_next_driver_looks_do_not_come_back(lake: Lake, moment: Any) -> None:
     lake.load(1)
-    with interrupted(StagedRows, "mark_applied", moment), pytest.raises(InterruptionError):
+    with interrupted(AppliedMarks, "add", moment), pytest.raises(InterruptionError):
         lake.load(2)
     lake.change("DELETE FROM {t} WHERE id = 2")
     if moment == "after":
