@@ -335,6 +335,18 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
     assert f"ledger {book.path} was not cleaned up, which is tried again: no permission" in caplog.text
 
 
+def test_the_clean_up_of_a_ledger_that_was_made_anew_meanwhile_does_no_harm(book: Book) -> None:
+    book.admit("old", {"old": NOON})
+    book.clock.now += 40 * DAY
+    book.admit("new", {"new": book.clock.now})
+    seen = book.open().snapshot()
+    book.path.rename(book.path.with_name("elsewhere"))
+
+    book.open().clean_up(seen)
+
+    assert book.open().snapshot().newest() is None
+
+
 def test_files_that_a_killed_process_left_go_with_the_clean_up(book: Book) -> None:
     book.admit("old", {"old": NOON})
     book.clock.now += 40 * DAY

@@ -332,8 +332,10 @@ class OpenLedger:
             return
         try:
             snapshot = self.snapshot()
-            *_, newest = days = snapshot.days()
-            if not any(day < oldest and day != newest for day in days):
+            days = snapshot.days()
+            # There is none where somebody has made the ledger anew.
+            newest = days[-1] if days else None
+            if newest is None or not any(day < oldest and day != newest for day in days):
                 return
             removed = snapshot.table.delete(
                 f"{DAY} < '{oldest.isoformat()}' AND {DAY} <> '{newest.isoformat()}'",
