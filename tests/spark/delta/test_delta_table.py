@@ -28,7 +28,7 @@ from sqs_lease.spark.sinks.delta import sink as delta_sink
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, Staged
 from sqs_lease.spark.sinks.staging import directory_name
-from sqs_lease.spark.sinks.write_ahead import AppliedMarks, WriteAheadTable
+from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.conftest import Bucket
@@ -139,6 +139,25 @@ def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, 
         table.apply(location, application(2))
 
     assert stored(table) == [(1, "m1"), (2, "m2")]
+
+
+def test_rows_are_added_though_the_place_cannot_be_reached_any_more_for_the_mark(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where S3 is asked for credentials anew."""
+    table = open_table(tmp_path)
+    location = stage(table, [row(1, "m1")])
+    add = AppliedMarks.add
+
+    def unreachable(marks: AppliedMarks, of: Application) -> None:
+        with patch.object(Place, "file_system", side_effect=OSError("no credentials")):
+            add(marks, of)
+
+    with patch.object(AppliedMarks, "add", unreachable):
+        table.apply(location, application(1))
+
+    assert stored(table) == [(1, "m1")]
+    assert f"table {tmp_path}: it could not be written down that a batch was added: " in caplog.text
 
 
 def test_what_a_part_of_a_batch_brought_stays_for_readers_of_earlier_versions(place: Place) -> None:

@@ -89,8 +89,8 @@ class AppliedMarks:
         Raises:
             TableError: The file cannot be written.
         """
-        files = self.place.file_system()
         try:
+            files = self.place.file_system()
             if self.place.is_local:
                 files.create_dir(self.directory, recursive=True)
             with files.open_output_stream(self._file_of(application)) as stream:
