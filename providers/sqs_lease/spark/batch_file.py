@@ -281,15 +281,15 @@ def _read_batch(
     path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
 ) -> BatchFile | None:
     """Read of a manifest, which errors call by the name, what the driver is to know."""
-    seen = _Seen(name, checker, keys_of)
+    reading = _ManifestReading(name, checker, keys_of)
     with opened_manifest(path, name=name) as file:
         known = with_keys(_KNOWN_OF_EACH.empty_table(), []) if keys_of else _KNOWN_OF_EACH.empty_table()
-        messages = mapped(seen.messages(file), known.schema)
+        messages = mapped(reading.messages(file), known.schema)
     if not messages.num_rows:
         return None
-    if seen.places:
-        path, messages = _in_order(path, messages, list(chain.from_iterable(seen.places)))
-    if seen.has_dead_letters:
+    if reading.places:
+        path, messages = _in_order(path, messages, list(chain.from_iterable(reading.places)))
+    if reading.has_dead_letters:
         messages = _at_any_time(messages)
     received = messages.num_rows
     if len(again := repeated_ids(messages[MESSAGE_ID])):
@@ -300,7 +300,7 @@ def _read_batch(
 
 
 @dataclass
-class _Seen:
+class _ManifestReading:
     """Reads a manifest, and notes on the way what only some batches have.
 
     Attributes:

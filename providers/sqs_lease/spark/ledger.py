@@ -333,7 +333,7 @@ class OpenLedger:
         try:
             snapshot = self.snapshot()
             days = snapshot.days()
-            # There is none where somebody has made the ledger anew.
+            # Somebody may have made the ledger anew: then no file has a day.
             newest = days[-1] if days else None
             if newest is None or not any(day < oldest and day != newest for day in days):
                 return
