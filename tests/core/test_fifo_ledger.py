@@ -221,7 +221,7 @@ def test_an_extension_waits_for_nothing() -> None:
 
 def test_a_lease_that_another_batch_adopts_is_in_order_there() -> None:
     ledger = ledger_of("group")
-    ledger.adopt(Lease(FIRST, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    ledger.hold(Lease(FIRST, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
     ledger.hold(Lease(SECOND, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
     carry_out(ledger, 5)
     ledger.settle(SECOND, Delete(), 6)
@@ -235,7 +235,7 @@ def test_what_was_decided_keeps_its_place_when_another_batch_adopts_the_group() 
     forward = only(ledger.due(4))
     ledger.settle(THIRD, Delete(), 5)
     for receipt in (FIRST, SECOND, THIRD):
-        ledger.adopt(Lease(receipt, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+        ledger.hold(Lease(receipt, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
     assert not any(isinstance(call, DeleteCall) for call in carry_out(ledger, 6))
     ledger.settle(SECOND, Delete(), 7)
     assert carry_out(ledger, 7) == [], "the first may still come back"
@@ -248,7 +248,7 @@ def test_an_adopted_lease_behind_a_message_that_went_back_goes_back_too() -> Non
     ledger = ledger_of("group", "group")
     ledger.settle(FIRST, Release(), 5)
     carry_out(ledger, 5)
-    ledger.adopt(Lease(SECOND, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
+    ledger.hold(Lease(SECOND, 0.0, 30.0, message_group_id="group"), POLICY, batch=2)
     carry_out(ledger, 6)
     ledger.settle(SECOND, Delete(), 7)
     carry_out(ledger, 7)

@@ -85,13 +85,14 @@ class TestExtending:
         assert deadline_of(ledger, receipt) == 63
         assert ledger.take_events() == [Lapsed(receipt, 3.0)]
 
-    def test_an_unanswered_extension_that_could_have_shortened_the_lease_moves_the_deadline_back(self) -> None:
+    def test_an_extension_never_shortens_a_lease(self) -> None:
         receipt = Receipt("message", "handle")
         ledger = Ledger(Random(0))
-        ledger.adopt(Lease(receipt, 0.0, 100.0), POLICY)
-        call = only(ledger.due(1))
-        ledger.report(call, [], 2)
-        assert deadline_of(ledger, receipt) == 31
+        ledger.hold(Lease(receipt, 0.0, 100.0), POLICY)
+        call = only(ledger.due(20))
+        assert call == ExtendCall(20, (VisibilityChange(receipt, 80),))
+        ledger.report(call, [], 21)
+        assert deadline_of(ledger, receipt) == 100, "nor does an answer that did not come"
 
     def test_the_services_cap_ends_extending_and_is_announced_with_the_time_left(self) -> None:
         (receipt,) = held = receipts(1)
@@ -173,11 +174,19 @@ class TestExtending:
         assert ledger.next_due() is not None
         assert len(ledger.due(20)) == 1
 
-    def test_an_adopted_lease_is_extended_at_once_even_past_its_deadline(self) -> None:
+    def test_a_lease_that_is_taken_over_past_its_deadline_is_extended_at_once(self) -> None:
         receipt = Receipt("message", "handle")
         ledger = Ledger(Random(0))
-        ledger.adopt(Lease(receipt, 0.0, 30.0), POLICY)
+        ledger.hold(Lease(receipt, 0.0, 30.0), POLICY)
         assert ledger.due(500) == [ExtendCall(500, (VisibilityChange(receipt, 30),))]
+
+    def test_a_lease_that_is_taken_over_is_extended_when_the_policy_says_so_and_not_before(self) -> None:
+        receipt = Receipt("message", "handle")
+        ledger = Ledger(Random(0))
+        # Received at 0, and written down at 100 after an extension by 300 s.
+        ledger.hold(Lease(receipt, 0.0, 400.0, renewed_at=100.0), Growing(visibility=30))
+        assert ledger.next_due() == 300, "a third of what it had is left then"
+        assert ledger.due(300) == [ExtendCall(300, (VisibilityChange(receipt, 300),))]
 
     def test_extend_now_makes_an_extension_due_whatever_the_policy_says(self) -> None:
         (receipt,) = held = receipts(1)
@@ -208,7 +217,7 @@ class TestRedelivery:
         old, new = Receipt("message", "old"), Receipt("message", "new")
         ledger = Ledger(Random(0))
         ledger.hold(Lease(new, 40.0, 70.0, receive_count=2), POLICY)
-        ledger.adopt(Lease(old, 0.0, 30.0, receive_count=1), POLICY)
+        ledger.hold(Lease(old, 0.0, 30.0, receive_count=1), POLICY)
         assert ledger.take_events() == [Lost(old, "the message was received again")]
         assert new in ledger
         assert old not in ledger
@@ -264,7 +273,7 @@ class TestAdopting:
     def test_the_end_of_a_lease_that_cannot_be_extended_any_more_is_announced_to_its_new_holder(self) -> None:
         (receipt,) = receipts(1)
         ledger = Ledger(Random(0))
-        ledger.adopt(Lease(receipt, received_at=0, deadline=60), Growing(visibility=30, max_lease=60))
+        ledger.hold(Lease(receipt, received_at=0, deadline=60), Growing(visibility=30, max_lease=60))
         assert ledger.take_events() == [Ending(receipt, 60)]
         assert ledger.due(40) == []
 

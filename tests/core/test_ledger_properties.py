@@ -21,6 +21,7 @@ from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import SLOWEST_CALLS_PER_SECOND
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
+from tests.core.test_lease_ends import assert_empty
 
 VISIBILITY = 30.0
 TOLERANCE = 1e-6
@@ -62,6 +63,8 @@ class Known:
     lapsed: bool = False
     last: Verdict | None = None
     """The last answer about it."""
+    delete_unanswered: bool = False
+    passing_on: bool = False
 
     @property
     def held(self) -> bool:
@@ -81,6 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.newest: dict[str, int] = {}
         self.messages = 0
         self.pending: list[Call] = []
+        self.own: dict[int, set[Receipt]] = {}  # by call: about which it was made, and which were not forgotten since
 
     # What the host does
 
@@ -106,7 +110,7 @@ class LedgerMachine(RuleBasedStateMachine):
         held = self.known[newest].held
         lease = Lease(late, self.now - 100, self.now - 10, number - 1, doubtful=lapsed)
         self.known[late] = Known(policy, lease.received_at, lease.deadline, lapsed=lapsed)
-        self.ledger.adopt(lease, policy)
+        self.ledger.hold(lease, policy)
         self._take_events()
         if held:
             assert self.known[newest].held, "a newer reception was given up for an older one"
@@ -126,14 +130,34 @@ class LedgerMachine(RuleBasedStateMachine):
         receipt = Receipt(f"m{self.messages}", "h1")
         lease = Lease(receipt, self.now - overdue - VISIBILITY, self.now - overdue)
         self._know(lease, policy, 1)
-        self.ledger.adopt(lease, policy)
+        self.ledger.hold(lease, policy)
         self._take_events()
         return receipt
 
-    @rule(receipt=receipts, settlement=settlements)
-    def settle(self, receipt: Receipt, settlement: Settlement) -> None:
+    @rule(receipt=receipts, policy=policies)
+    def hold_again_what_was_forgotten(self, receipt: Receipt, policy: RenewalPolicy) -> None:
+        former = self.known[receipt]
+        superseded = f"h{self.newest[receipt.message_id]}" != receipt.handle
+        if superseded or not former.forgotten or former.ended is not None:
+            return
+        lease = Lease(receipt, former.received_at, former.deadline, doubtful=former.lapsed)
+        self.known[receipt] = Known(policy, former.received_at, former.deadline, lapsed=former.lapsed)
+        # A call about it may be under way still.
+        self.known[receipt].under_way = any(receipt in call.receipts for call in self.pending)
+        self.ledger.hold(lease, policy)
+        self._take_events()
+
+    @rule(receipt=receipts, seconds=st.sampled_from([5.0, 60.0, 300.0]))
+    def pass_on(self, receipt: Receipt, seconds: float) -> None:
         known = self.known[receipt]
-        began = self.ledger.settle(receipt, settlement, self.now)
+        known.passing_on = known.passing_on or (known.held and known.settlement is None)
+        wanted = self.ledger.extend_until(receipt, self.now + seconds, self.now)
+        assert not wanted or (known.held and known.settlement is None)
+
+    @rule(receipt=receipts, settlement=settlements, within_seconds=st.sampled_from([0.0, 0.1]))
+    def settle(self, receipt: Receipt, settlement: Settlement, within_seconds: float) -> None:
+        known = self.known[receipt]
+        began = self.ledger.settle(receipt, settlement, self.now, within_seconds=within_seconds)
         assert began == (known.held and known.settlement is None)
         if began:
             known.settlement = settlement
@@ -143,6 +167,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def forget(self, receipt: Receipt) -> None:
         self.ledger.forget(receipt)
         self.known[receipt].forgotten = True
+        for receipts_of_call in self.own.values():
+            receipts_of_call.discard(receipt)
         self._take_events()
 
     @rule(receipt=receipts)
@@ -238,6 +264,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 call = self.pending.pop()
                 self._answer(call, [Verdict.DONE] * len(call.receipts))
             if not len(self.ledger):
+                assert_empty(self.ledger)
                 return
             due = self.ledger.next_due()
             assert due is not None
@@ -268,6 +295,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert known.held, "a call about a lease that is not held"
             assert not known.under_way, "two calls about one lease at once"
             known.under_way = True
+        self.own[id(call)] = set(call.receipts)
         match call:
             case ExtendCall():
                 for change in call.changes:
@@ -303,7 +331,10 @@ class LedgerMachine(RuleBasedStateMachine):
             if known.held and known.under_way:
                 known.under_way = False
                 verdict = verdicts[place] if place < len(verdicts) else Verdict.TRANSIENT
-                self._learn(known, call, place, verdict)
+                if isinstance(call, ExtendCall) or receipt in self.own.get(id(call), ()):
+                    self._learn(known, call, place, verdict)
+                else:
+                    known.lapsed = True  # it was forgotten while this settlement was under way
         self.ledger.report(call, answers[::-1], self.now)
         self._take_events()
 
@@ -318,6 +349,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 elif verdict is Verdict.TRANSIENT:
                     # Carried out or not: only until the earlier one is it certainly invisible.
                     known.deadline = min(known.deadline, deadline)
+            case DeleteCall() if verdict is Verdict.TRANSIENT:
+                known.delete_unanswered = True
             case ForwardCall() if verdict is Verdict.DONE:
                 known.forwarded = True
 
@@ -335,7 +368,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     self._check_outcome(event, known)
                     known.ended = event
                 case Ending():
-                    assert not known.announced
+                    assert not known.announced or known.passing_on
                     known.announced = True
                 case Lapsed():
                     assert event.overdue_seconds >= -TOLERANCE
@@ -356,7 +389,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert self.now <= known.deadline, "it may be somebody else's"
             case Outcome.DEAD_LETTERED:
                 assert known.forwarded
-                assert known.last is Verdict.DONE
+                assert known.last is Verdict.DONE or known.delete_unanswered
             case Outcome.RELEASED:
                 assert isinstance(known.settlement, Release)
                 assert known.last is Verdict.DONE
@@ -365,15 +398,19 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert isinstance(known.settlement, Expire) or (isinstance(known.settlement, Release) and ends)
             case Outcome.UNCERTAIN:
                 assert isinstance(known.settlement, Delete)
-                assert known.last is Verdict.DONE
-                assert known.lapsed or self.now > known.deadline
+                if known.last is Verdict.LOST:
+                    assert known.delete_unanswered
+                else:
+                    assert known.last is Verdict.DONE
+                    assert known.lapsed or self.now > known.deadline
             case Outcome.LOST:
                 self._check_loss(event.receipt, known)
             case Outcome.FAILED if known.last is Verdict.REFUSED:
                 pass
             case Outcome.FAILED:
                 assert isinstance(known.settlement, Delete | DeadLetter)
-                assert known.last not in (None, Verdict.DONE, Verdict.LOST)
+                # Its turn may never have come, while all others failed.
+                assert known.last not in (Verdict.DONE, Verdict.LOST)
                 assert self.now > known.deadline
 
 

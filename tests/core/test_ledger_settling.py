@@ -102,9 +102,7 @@ class TestSettling:
         assert [event.outcome for event in ledger.take_events() if isinstance(event, Settled)] == [Outcome.EXPIRED]
 
         successor = Ledger(Random(0))
-        successor.adopt(lease, POLICY)
-        extension = only(successor.due(41))
-        successor.report(extension, answers(extension, Verdict.DONE), 41)
+        successor.hold(lease, POLICY)
         successor.settle(receipt, Release(), 42)
         assert successor.due(42) == [], "whoever takes it over knows no more"
 

@@ -189,5 +189,5 @@ def test_impossible_policies_are_refused_when_they_are_made(make: object, messag
 def test_a_lease_on_another_clock_has_the_same_times_shifted() -> None:
     timeline = Timeline(Never(visibility=30))
     lease = timeline.ledger.lease(timeline.receipts[0])
-    assert lease == Lease(timeline.receipts[0], 0.0, 30.0)
-    assert lease.shifted(1_000) == Lease(timeline.receipts[0], 1_000.0, 1_030.0)
+    assert lease == Lease(timeline.receipts[0], 0.0, 30.0, renewed_at=0.0)
+    assert lease.shifted(1_000) == Lease(timeline.receipts[0], 1_000.0, 1_030.0, renewed_at=1_000.0)

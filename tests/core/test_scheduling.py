@@ -140,7 +140,7 @@ class TestCallRate:
         service.run_until(60)
         assert service.lapses() == 0
         assert service.throttled == 0
-        assert {at for at, call in service.called(ExtendCall) if at < 30} <= {20.0, 20.02, 20.04}
+        assert {at for at, call in service.called(ExtendCall) if at < 30} <= {10.0, 10.02, 20.0, 20.02, 20.04}
 
     @pytest.mark.parametrize("share", [0.05, 0.1])
     @pytest.mark.parametrize("policy", [Growing(visibility=30), Fixed(visibility=30, every=20)])
@@ -195,7 +195,7 @@ class TestSlowAnswers:
         service = BusyService(Ledger(Random(0)), answer_seconds=lambda _: 1.2, now=35.0)
         for number, receipt in enumerate(receipts(70)):
             deadline = 20.0 if number % 10 == 0 else 50.0
-            service.ledger.adopt(Lease(receipt, deadline - 30, deadline), POLICY)
+            service.ledger.hold(Lease(receipt, deadline - 30, deadline), POLICY)
         service.run_until(40)
         assert len([receipt for receipt in receipts(70) if _deadline(service, receipt) >= 60]) == 70
         assert service.lapses() == 7
@@ -224,8 +224,8 @@ class TestSlowAnswers:
         for left, expected in cases.items():
             ledger = Ledger(Random(0))
             lapsed, urgent = receipts(2)
-            ledger.adopt(Lease(lapsed, 0, 90), POLICY)
-            ledger.adopt(Lease(urgent, 0, 100 + left), POLICY)
+            ledger.hold(Lease(lapsed, 0, 90), POLICY)
+            ledger.hold(Lease(urgent, 0, 100 + left), POLICY)
             assert ledger.timeout_seconds(only(ledger.due(100))) == expected, left
 
     def test_after_two_calls_in_vain_the_longer_wait_says_how_long_answers_take(self) -> None:
@@ -245,7 +245,7 @@ class TestSlowAnswers:
         )
         for number, receipt in enumerate(receipts(10)):
             deadline = 101.9 if number == 0 else 109.9
-            service.ledger.adopt(Lease(receipt, deadline - 30, deadline), POLICY)
+            service.ledger.hold(Lease(receipt, deadline - 30, deadline), POLICY)
         service.run_until(120)
         assert service.lapses() == 1
 
@@ -256,8 +256,9 @@ class TestLeasesThatChange:
         ledger = Ledger(Random(0))
         (receipt,) = receipts(1)
         ledger.hold(Lease(receipt, 0, 30), policy)
-        ledger.adopt(Lease(receipt, 0, 30), POLICY)
-        assert isinstance(only(ledger.due(1)), ExtendCall)
+        ledger.hold(Lease(receipt, 0, 30), POLICY)
+        assert ledger.due(9) == []
+        assert isinstance(only(ledger.due(10)), ExtendCall)
 
     @pytest.mark.parametrize(
         "policy", [Growing(visibility=30), Buffered(visibility=30), Fixed(visibility=30, every=20)]
@@ -271,7 +272,8 @@ class TestLeasesThatChange:
         (receipt,) = receipts(1)
         # Ten hours old, by a clock that may be wrong.
         deadline = 36_030.0 if lapsed_before else 30.0
-        ledger.adopt(Lease(receipt, 0, deadline, doubtful=lapsed_before), policy)
+        ledger.hold(Lease(receipt, 0, deadline, doubtful=lapsed_before), policy)
+        ledger.extend_now(receipt)
         now = 36_000.0
         for _ in range(3):
             call = only(ledger.due(now))
@@ -287,7 +289,7 @@ class TestLeasesThatChange:
         (receipt,) = batch_of(ledger, 1)
         extension = only(ledger.due(20))
         ledger.forget(receipt)
-        ledger.adopt(Lease(receipt, 0, 30), POLICY)
+        ledger.hold(Lease(receipt, 0, 30), POLICY)
         ledger.settle(receipt, Release(), 21)
         assert ledger.due(21) == [], "the extension may arrive after the release"
         ledger.report(extension, answers(extension, Verdict.DONE), 22)

@@ -24,7 +24,8 @@ from sqs_lease.core.specs import (
     encode_policy,
     resolve_failure_rule,
 )
-from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
+from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, encode_leases
+from sqs_lease.testing import VirtualClock
 from tests.fuzz.strange import ANYTHING, CONTENT, damaged, examples, json_near, near, outcome_of, said_by
 
 LEASES: Final = [Lease(Receipt(f"m{number}", f"{CONTENT}{number}"), 1.5, 31.5, 2, "group") for number in range(2)]
@@ -45,6 +46,18 @@ def test_leases_are_of_their_types_or_refused(content: bytes) -> None:
         assert isinstance(lease.receive_count, int)
         assert lease.message_group_id is None or isinstance(lease.message_group_id, str)
     assert decode_leases(encode_leases(found)) == found
+
+
+@examples(150)
+@given(json_near(json.loads(WrittenBatch("batch", 100.0, tuple(LEASES)).encode())))
+def test_a_batch_that_was_written_down_is_of_its_types_or_refused(content: bytes) -> None:
+    found = said_by(lambda: WrittenBatch.decode(content.decode("utf-8", "replace")), ValueError)
+    if isinstance(found, WrittenBatch):
+        assert WrittenBatch.decode(found.encode()) == found
+        clock = VirtualClock(1_000.0)
+        for lease in found.leases_now(clock, "orders"):
+            assert lease.received_at <= clock.now()
+            assert lease.doubtful or clock.now() < lease.deadline
 
 
 @examples(150)

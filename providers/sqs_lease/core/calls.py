@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sqs_lease.core.messages import Receipt
 
@@ -104,6 +104,13 @@ class Verdict(Enum):
     REFUSED = "refused"
     """The service will not do this (denied, no such queue, malformed): a repetition gets the same answer until somebody
     changes a policy or a setting."""
+
+
+PASSING: Final = frozenset({Verdict.THROTTLED, Verdict.TRANSIENT, Verdict.UNAVAILABLE})
+"""The verdicts after which the same call may succeed by itself."""
+
+NOT_CARRIED_OUT: Final = frozenset({Verdict.THROTTLED, Verdict.UNAVAILABLE, Verdict.REFUSED})
+"""The verdicts that say that the service did nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ same beforehand, for hosts that write down what they are about to settle.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.failure_rules import DeadLetter, Delete, Release, Settlement
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement
 from sqs_lease.core.messages import Lease, Receipt
 
 
@@ -32,9 +32,13 @@ class Member(Protocol):
     rank: int
     """Its place within its group: a higher number than that of the members before it. The order sets it."""
     group: str | None
-    """The group that it is a member of now."""
+    """The group that it is a member of now; None for a message without order."""
+    settlement: Settlement | None
+    """What was decided for it. The order turns a delete into a release."""
     behind: bool
-    """Whether its delete waits for earlier members."""
+    """Whether its delete waits for earlier members. The order sets it."""
+    goes_back: bool
+    """Whether an earlier member was returned while another group had both. The order sets it."""
 
     @property
     def is_undecided(self) -> bool:
@@ -61,36 +65,113 @@ class _Group(Generic[_Member]):
 
 
 class GroupOrder(Generic[_Member]):
-    """The order within the message groups of one queue. Each operation costs O(log n)."""
+    """The order within the message groups of one queue. Each operation costs O(log n).
+
+    The ledger tells what was decided (:meth:`decide`) and what ended (:meth:`end`), and gets the members whose
+    settlement may begin by that: this class alone knows why one waits, or goes back.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group[_Member]] = {}
         self._joined = 0
 
-    def join(self, group: str, member: _Member) -> None:
-        """A message is held, behind those of its group that are held already."""
-        if (held := self._groups.get(group)) is None:
-            held = self._groups[group] = _Group()
+    def __len__(self) -> int:
+        """How many groups have members that have not ended."""
+        return len(self._groups)
+
+    def join(self, member: _Member) -> None:
+        """Hold a message behind those of its group that are held already."""
+        if member.group is None:
+            return
+        if (held := self._groups.get(member.group)) is None:
+            held = self._groups[member.group] = _Group()
         self._joined += 1
         member.rank = self._joined
         held.members.append(member)
         heappush(held.undecided, (member.rank, member.sequence, member))
 
-    def dissolve(self, group: str) -> Iterator[_Member]:
-        """Yield the members of a group in their order; the caller puts each into another group."""
-        held = self._groups[group]
-        while (member := self.first(group)) is not None:
-            yield member
-            held.members.popleft()
-
-    def replace(self, group: str, older: _Member, newer: _Member) -> None:
-        """A message was received again: its newer reception takes the place of the older one."""
-        held = self._groups[group]
+    def replace(self, older: _Member, newer: _Member) -> bool:
+        """Give a newer reception of a message the place of the older one; return whether both are of one group."""
+        if newer.group is None or newer.group != older.group:
+            return False
+        held = self._groups[newer.group]
         newer.rank = older.rank
         held.members[held.members.index(older)] = newer
         heappush(held.undecided, (newer.rank, newer.sequence, newer))
+        return True
 
-    def first(self, group: str) -> _Member | None:
+    def decide(self, member: _Member) -> list[_Member]:
+        """Take in that a settlement was decided for a member; return those whose settlements may begin now.
+
+        A delete behind a message that went back becomes a release; one behind a message that is held waits.
+        """
+        if member.group is None:
+            return [member]
+        held = self._groups[member.group]
+        match member.settlement:
+            case Release() | Expire():
+                return [member, *self._return_from(held, member)]
+            case Delete():
+                if member.goes_back or self._is_behind_returned(held, member):
+                    member.settlement = Release()
+                elif self._first(member.group) is not member:
+                    member.behind = True
+                    heappush(held.waiting, (-member.rank, member.sequence, member))
+                    return []
+        return [member]
+
+    def end(self, member: _Member, *, done: bool) -> list[_Member]:
+        """Take in that a member ended; return those whose settlements may begin now.
+
+        Args:
+            member: The member.
+            done: Whether its message is out of the way: deleted, or in the dead-letter queue.
+        """
+        if member.group is None:
+            return []
+        freed = [] if done else self._return_from(self._groups[member.group], member)
+        first = self._first(member.group)
+        if first is None:
+            self._groups.pop(member.group, None)
+        elif first.behind:
+            first.behind = False
+            freed.append(first)
+        return freed
+
+    def move(self, member: _Member, group: str | None) -> list[_Member]:
+        """Keep the order of a member's whole group in another group from now on, as it was decided.
+
+        Returns:
+            The members whose settlements may begin now.
+        """
+        left = member.group
+        if group is None or left is None or group == left:
+            return []
+        freed: list[_Member] = []
+        former = self._groups[left]
+        while (each := self._first(left)) is not None:
+            former.members.popleft()
+            each.goes_back = each.goes_back or self._is_behind_returned(former, each)
+            each.group = group
+            self.join(each)
+            if isinstance(each.settlement, Release | Expire):
+                freed += self._return_from(self._groups[group], each)
+            elif each.behind:
+                each.behind = False
+                freed += self.decide(each)
+        del self._groups[left]
+        return freed
+
+    def waits_for_work(self, member: _Member) -> bool:
+        """Whether a member's delete waits for an earlier one whose work goes on."""
+        if member.group is None or not member.behind:
+            return False
+        undecided = self._groups[member.group].undecided
+        while undecided and not (undecided[0][2].is_undecided and _is_member(undecided[0][2], member.group)):
+            heappop(undecided)
+        return bool(undecided) and undecided[0][0] < member.rank
+
+    def _first(self, group: str) -> _Member | None:
         """The earliest message of a group that has not ended."""
         held = self._groups.get(group)
         while held is not None and held.members:
@@ -99,38 +180,23 @@ class GroupOrder(Generic[_Member]):
             held.members.popleft()
         return None
 
-    def leave(self, group: str) -> _Member | None:
-        """A message of the group has ended; return the earliest that has not."""
-        first = self.first(group)
-        if first is None:
-            self._groups.pop(group, None)
-        return first
-
-    def wait(self, group: str, member: _Member) -> None:
-        """A delete waits for the earlier messages of its group."""
-        heappush(self._groups[group].waiting, (-member.rank, member.sequence, member))
-
-    def return_from(self, group: str, member: _Member) -> Iterator[_Member]:
-        """A message goes back to the queue; give out the waiting deletes behind it, which are not to happen."""
-        held = self._groups[group]
+    @staticmethod
+    def _return_from(held: _Group[_Member], member: _Member) -> list[_Member]:
+        """A message goes back to the queue: the deletes that wait behind it become releases, and may begin."""
         if held.returned_from is None or member.rank < held.returned_from:
             held.returned_from = member.rank
+        freed: list[_Member] = []
         while held.waiting and -held.waiting[0][0] > member.rank:
             _, _, later = heappop(held.waiting)
-            if later.behind and _is_member(later, group):
-                yield later
+            if later.behind and later.group == member.group and not later.has_ended:
+                later.behind = False
+                later.settlement = Release()
+                freed.append(later)
+        return freed
 
-    def is_behind_returned(self, group: str, member: _Member) -> bool:
-        """Whether an earlier message of its group went back to the queue, or is about to."""
-        returned_from = self._groups[group].returned_from
-        return returned_from is not None and returned_from < member.rank
-
-    def is_behind_undecided(self, group: str, member: _Member) -> bool:
-        """Whether the work on an earlier message of its group goes on."""
-        undecided = self._groups[group].undecided
-        while undecided and not (undecided[0][2].is_undecided and _is_member(undecided[0][2], group)):
-            heappop(undecided)
-        return bool(undecided) and undecided[0][0] < member.rank
+    @staticmethod
+    def _is_behind_returned(held: _Group[_Member], member: _Member) -> bool:
+        return held.returned_from is not None and held.returned_from < member.rank
 
 
 def _is_member(member: Member, group: str) -> bool:

@@ -25,21 +25,29 @@ What is called first, behind one pacing gate for the queue:
 * Slots are reserved: of the 32 calls under way, settlements and forwards leave eight to extensions, and extensions
   leave four to them.
 * All batch calls are filled up to ten: extensions by leases that are due soon, settlements by those that wait for
-  another try. What fails together is tried again together.
+  another try, or for others to fill their call (``within_seconds`` of :meth:`Ledger.settle`). What fails together is
+  tried again together.
 
 Rules that the table cannot show:
 
-* A deadline moves only by an answer, and counts from before the call was sent. A call without an answer may
+* A deadline moves only by an answer, and counts from before the call was sent. A release without an answer may
   have been carried out or not: the deadline is then the earlier of the two possible ones.
 * A message is released only while it is certainly invisible by that deadline, and never once that has passed, even
   if an extension succeeded since: somebody else may hold it, and on a standard queue an old receipt handle can
   extend, and end, *their* lease. A release at once that got no answer is therefore never repeated; one that was
   certainly not carried out is. So such a lease is extended by the visibility timeout at most, whatever its policy asks
   for: when its work fails, the message comes back only when that has passed.
+* An extension never shortens a lease. So a lease that its last holder extended for long, as it passed it on, keeps
+  what it has, whatever the policy asks for.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
-* A refused settlement ends at once: a repetition would get the same answer.
-* On a FIFO queue a delete waits until all earlier messages of its group have ended (:mod:`sqs_lease.core.group_order`).
-  Until then its lease is extended like any other.
+* A refused settlement ends at once: a repetition would get the same answer. One that fails otherwise ends by its age:
+  once its lease has ended and :data:`SETTLE_SECONDS` have passed. Those that still wait for their first call end when,
+  beyond that, no settlement has gone through for so long: then the queue carries out none.
+* About one receipt there is one call under way at most, also when its lease was forgotten and came again meanwhile. A
+  lease that comes again so goes on with that call's answer, if it was an extension. If it was a settlement, the lease
+  is in doubt. Nothing else is kept of a lease that ended.
+* On a FIFO queue the order within a message group decides when a delete begins, and what becomes of it
+  (:mod:`sqs_lease.core.group_order`). Until it begins, its lease is extended like any other.
 
 Every operation costs O(log n) comparisons; nothing ever looks at all leases.
 """
@@ -56,6 +64,8 @@ from typing import Final
 from msgspec import Struct
 
 from sqs_lease.core.calls import (
+    NOT_CARRIED_OUT,
+    PASSING,
     Call,
     DeleteCall,
     EntryAnswer,
@@ -71,8 +81,8 @@ from sqs_lease.core.group_order import GroupOrder
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import AnswerTime, CallPacing, extension_retry_seconds, settlement_retry_seconds
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.timers import Orders, TimeOrder
+from sqs_lease.core.policies import LastExtension, RenewalPolicy
+from sqs_lease.core.timers import ArrivalOrder, Orders, TimeOrder
 
 MAX_CALLS_UNDER_WAY: Final = 32
 """Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
@@ -113,16 +123,14 @@ RIDE_ALONG_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 60.0
 """How long a settlement is tried at least, where that is safe, before it is given up."""
 
-FEWEST_TRIES: Final = 10
-"""How often a settlement is tried at least before it is given up."""
-
 MOVED_AT_ONCE: Final = 500
 """How many leases one look at the time moves on: when all of them fall due together, the event loop gets its turns."""
 
 SLOW_ANSWER_SECONDS: Final = 1.0
 """From such answers on leases are renewed earlier, by one and a half times what an answer takes."""
 
-_UNCERTAIN_DELETE: Final = "the lease had ended before SQS confirmed the delete: somebody else may have the message"
+_UNCERTAIN_DELETE: Final = "the lease had ended before SQS confirmed the delete: another consumer may have the message"
+_UNANSWERED_DELETE: Final = "an earlier delete got no answer, and was probably carried out; to the next SQS said"
 
 
 class Phase(IntEnum):
@@ -171,15 +179,18 @@ class Entry(Struct, eq=False, gc=False):
     behind: bool = False  # its delete waits for earlier messages of its group; the lease is extended meanwhile
     goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
+    delete_unanswered: bool = False  # a delete may have been carried out: no answer came
+    settle_within_seconds: float = 0.0  # how long its settlement may wait for others to fill its call
+    failed_by: str = "its turn never came: for a minute SQS carried out no settlement of the queue"
 
     def __post_init__(self) -> None:
-        self.renewed_at = self.lease.received_at
+        self.renewed_at = self.lease.received_at if self.lease.renewed_at is None else self.lease.renewed_at
         self.deadline = self.lease.deadline
         self.doubtful = self.lease.doubtful
         self.follow(self.policy)
 
     def follow(self, policy: RenewalPolicy) -> None:
-        """Be extended by a policy."""
+        """Switch to a policy."""
         self.policy = policy
         self.final = False
         longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
@@ -244,6 +255,31 @@ class Outlook:
         )
 
 
+class Progress:
+    """Whether settlements go through.
+
+    Attributes:
+        went_through_at: When an answer said last that one was carried out, or will never be.
+        failed_at: When all entries of a call failed last, and may be tried again.
+    """
+
+    def __init__(self) -> None:
+        self.went_through_at = -math.inf
+        self.failed_at = -math.inf
+
+    @property
+    def is_none(self) -> bool:
+        """Whether they failed for :data:`SETTLE_SECONDS`, and none went through meanwhile."""
+        return self.failed_at > self.went_through_at + SETTLE_SECONDS
+
+    def answered(self, answers: Sequence[EntryAnswer], now: float) -> None:
+        """Take in the answers to a call."""
+        if all(answer.verdict in PASSING for answer in answers):
+            self.failed_at = now
+        else:
+            self.went_through_at = now
+
+
 class Ledger:
     """Holds the leases of one queue, and schedules all calls about them.
 
@@ -267,13 +303,13 @@ class Ledger:
         self._groups: GroupOrder[Entry] = GroupOrder()
         self._sequence = 0
         self._events: list[LeaseEvent] = []
-        self._orphans: dict[Receipt, int] = {}  # calls under way about leases that ended meanwhile
         self._orders: Orders[Entry] = Orders()
         # What waits for a time.
         self._waiting = self._orders.by_time()  # by renewal; final leases by deadline, to notice that they lapse
-        self._retries: dict[type, TimeOrder[Entry]] = {
-            kind: self._orders.by_time() for kind in (Release, Delete, DeadLetter)
-        }
+        kinds = (Release, Delete, DeadLetter)
+        self._retries: dict[type, TimeOrder[Entry]] = {kind: self._orders.by_time() for kind in kinds}
+        # Settlements that wait for others to fill their call, by when they wait no longer.
+        self._gathering: dict[type, TimeOrder[Entry]] = {kind: self._orders.by_time() for kind in kinds}
         # What may be called about now.
         self._live = self._orders.by_time()  # to be extended, by deadline
         self._lapsed = self._orders.by_time()  # to be extended, by the deadline that has passed
@@ -282,6 +318,10 @@ class Ledger:
         self._forwards = self._orders.by_arrival()
         # Calls.
         self._under_way: dict[int, Call] = {}  # by identity: those that were not reported yet
+        self._called: set[Receipt] = set()  # of those calls
+        self._settling = Progress()
+        self._forwarding = Progress()
+        self._now = -math.inf  # the latest time that the caller told
         self._extensions_under_way = 0
         self._forwards_under_way = 0
         self._pacing = CallPacing(random)
@@ -310,6 +350,7 @@ class Ledger:
             held.receive_count,
             held.message_group_id,
             entry.doubtful,
+            entry.renewed_at,
         )
 
     def certain_until(self, receipts: Iterable[Receipt]) -> float | None:
@@ -337,37 +378,24 @@ class Ledger:
         return events
 
     def hold(self, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
-        """Hold a lease that was just received; holding it again changes nothing.
+        """Hold a lease, received a moment ago or taken over; its deadline may have passed.
 
-        An older lease on the same message is lost by that: the service gave the message out again.
+        It makes nothing due: the policy says when the lease is extended next. A lease that is held already goes on
+        with what is confirmed of it, by the new policy and in the new batch. An older lease on the same message is
+        lost by that: the service gave the message out again.
 
         Args:
             lease: The lease.
             policy: Its renewal policy, with a known visibility timeout.
             batch: A number for what is worked on together: the messages of a group are in order within a batch.
         """
-        if (entry := self._admit(lease, policy, batch)) is not None:
-            self._await_renewal(entry)
-
-    def adopt(self, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
-        """Hold a lease that somebody else held until now, and extend it at once; its deadline may have passed.
-
-        A lease that is held here already goes on with what is confirmed of it, by the new policy.
-
-        Args:
-            lease: The lease.
-            policy: Its renewal policy, with a known visibility timeout.
-            batch: See :meth:`hold`.
-        """
         if (held := self._entries.get(lease.receipt)) is not None:
             held.follow(policy)
-            self._move_to_batch(held, batch)
+            self._begin(self._groups.move(held, self._group_of(lease, batch)))
             if held.phase is Phase.WAITING and not held.is_being_settled:
                 self._await_renewal(held)
-            self._make_due_now(held)
         elif (entry := self._admit(lease, policy, batch)) is not None:
             self._await_renewal(entry)
-            self._make_due_now(entry)
 
     def extend_now(self, receipt: Receipt) -> bool:
         """Make an extension due at once, whatever the policy says.
@@ -379,10 +407,40 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None:
             return False
-        self._make_due_now(entry)
+        if entry.phase is Phase.WAITING and not entry.final:
+            self._fall_due(entry)
         return entry.phase in (Phase.DUE, Phase.EXTENDING) and not entry.is_being_settled
 
-    def settle(self, receipt: Receipt, settlement: Settlement, now: float, *, in_order: bool = True) -> bool:
+    def extend_until(self, receipt: Receipt, until: float, now: float) -> bool:
+        """Extend a lease once so that it lasts until a time, and no more after that: its holder is about to stop.
+
+        One that lasts so long already is left alone. A failed call is tried again. Asking again changes nothing.
+
+        Returns:
+            Whether an extension is planned or under way for that: False where the lease lasts long enough, is not
+            held, is being settled or cannot be extended any further.
+        """
+        entry = self._entries.get(receipt)
+        if entry is None or entry.is_being_settled:
+            return False
+        if not isinstance(entry.policy, LastExtension):
+            if entry.final:
+                return False
+            entry.follow(LastExtension.of(entry.policy, until=until, since=now))
+            if entry.phase is Phase.DUE:
+                entry.enter(Phase.WAITING)
+            self._await_renewal(entry)
+        return not entry.final
+
+    def settle(
+        self,
+        receipt: Receipt,
+        settlement: Settlement,
+        now: float,
+        *,
+        in_order: bool = True,
+        within_seconds: float = 0.0,
+    ) -> bool:
         """Begin to end a lease; :class:`~sqs_lease.core.events.Settled` tells how it ended.
 
         Args:
@@ -391,6 +449,7 @@ class Ledger:
             now: The time.
             in_order: Whether, on a FIFO queue, a delete waits for the earlier messages of its group, and becomes a
                 release when one of them was returned. True by default.
+            within_seconds: How long it may wait for others to fill a call of ten; 0, the default, does not wait.
 
         Returns:
             Whether it was decided now: False where the lease is not held, or was decided before.
@@ -398,20 +457,16 @@ class Ledger:
         entry = self._entries.get(receipt)
         if entry is None or entry.settlement is not None:
             return False
+        self._now = now
         entry.settlement = settlement
-        entry.began_settling_at = now
-        if entry.group is not None and in_order:
-            self._decide_in_group(entry, entry.group)
-        if entry.phase is not Phase.EXTENDING and not entry.behind:
-            self._begin_settling(entry)
+        entry.settle_within_seconds = within_seconds
+        self._begin(self._groups.decide(entry) if in_order else [entry])
         return True
 
     def waits_for_work(self, receipt: Receipt) -> bool:
         """Whether a delete waits for an earlier message of its group that nothing was decided about yet."""
         entry = self._entries.get(receipt)
-        if entry is None or not entry.behind or entry.group is None:
-            return False
-        return self._groups.is_behind_undecided(entry.group, entry)
+        return entry is not None and self._groups.waits_for_work(entry)
 
     def forget(self, receipt: Receipt) -> None:
         """Stop tracking a lease, without a call or an event: somebody else holds it now."""
@@ -427,13 +482,13 @@ class Ledger:
         Returns:
             A time; one in the past means now. None: not before a call is reported or a lease changes.
         """
-        orders = (self._waiting, *self._retries.values())
+        orders = (self._waiting, *self._retries.values(), *self._gathering.values())
         times = [first[0] for order in orders if (first := order.first()) is not None]
         if (self._extension_slots() and self._wants_extension()) or (
             self._settlement_slots() and self._wants_settlement()
         ):
             times.append(self._pacing.open_at)
-        if self._forward_slots() and self._forwards.first() is not None:
+        if self._forward_slots() and self._forwards.head() is not None:
             times.append(self._forward_pacing.open_at)
         return min(times, default=None)
 
@@ -451,6 +506,7 @@ class Ledger:
             now: The time.
             limit: Most calls to return; what is left over is due still. None: no limit.
         """
+        self._now = now
         calls: list[Call] = []
         self._process_timers(now)
         while limit is None or len(calls) < limit:
@@ -459,6 +515,7 @@ class Ledger:
                     break
                 continue
             self._under_way[id(call)] = call
+            self._called.update(call.receipts)
             self._extensions_under_way += isinstance(call, ExtendCall)
             self._forwards_under_way += isinstance(call, ForwardCall)
             calls.append(call)
@@ -483,7 +540,7 @@ class Ledger:
     def report(self, call: Call, answers: Sequence[EntryAnswer], now: float) -> None:
         """Take in the answers to a call, one per entry; entries without one count as unanswered.
 
-        Answers about leases that were forgotten meanwhile change nothing.
+        An answer about a lease that was forgotten meanwhile changes nothing, unless the same lease came again.
 
         Raises:
             ValueError: :meth:`due` did not return this call, it was reported before, or an answer is not of it.
@@ -493,7 +550,9 @@ class Ledger:
         by_receipt = {answer.receipt: answer for answer in answers}
         if not by_receipt.keys() <= set(call.receipts):
             raise ValueError("an answer is about a message that the call did not concern")
+        self._now = now
         del self._under_way[id(call)]
+        self._called.difference_update(call.receipts)
         self._extensions_under_way -= isinstance(call, ExtendCall)
         self._forwards_under_way -= isinstance(call, ForwardCall)
         whole = [by_receipt.get(receipt) or _unanswered(receipt) for receipt in call.receipts]
@@ -502,20 +561,6 @@ class Ledger:
             self._extensions_answered(call, whole, now, throttled=throttled)
         else:
             self._settlements_answered(call, whole, now, throttled=throttled)
-
-    def _is_orphan(self, receipt: Receipt) -> bool:
-        """Whether a call's answer is about a lease that ended meanwhile; it may have been taken in again since."""
-        if (calls := self._orphans.pop(receipt, 0)) == 0:
-            return False
-        if calls > 1:
-            self._orphans[receipt] = calls - 1
-        elif (entry := self._entries.get(receipt)) is not None and entry.phase is Phase.EXTENDING:
-            entry.enter(Phase.WAITING)
-            if entry.is_being_settled:
-                self._begin_settling(entry)
-            else:
-                self._fall_due(entry)
-        return True
 
     # Holding
 
@@ -529,42 +574,20 @@ class Ledger:
             return None
         self._sequence += 1
         entry = Entry(lease, policy, self._sequence, self._group_of(lease, batch))
-        if entry.receipt in self._orphans:
-            # A call of an earlier holder is under way; nothing is sent beside it.
+        if entry.receipt in self._called:
+            # It was forgotten while a call about it was under way; nothing is sent beside that call.
             entry.phase = Phase.EXTENDING
-        if other is not None and entry.group is not None and other.group == entry.group:
-            self._groups.replace(entry.group, other, entry)
-            self._lose(other, "the message was received again", took_place=True)
-        else:
-            if other is not None:
-                self._lose(other, "the message was received again")
-            if entry.group is not None:
-                self._groups.join(entry.group, entry)
+        took_place = other is not None and self._groups.replace(other, entry)
+        if other is not None:
+            self._lose(other, "the message was received again", took_place=took_place)
+        if not took_place:
+            self._groups.join(entry)
         self._entries[lease.receipt] = entry
         self._by_message[lease.receipt.message_id] = entry
         return entry
 
     def _group_of(self, lease: Lease, batch: int) -> str | None:
         return None if not self._fifo or lease.message_group_id is None else f"{batch}/{lease.message_group_id}"
-
-    def _move_to_batch(self, entry: Entry, batch: int) -> None:
-        """Another batch holds a lease from now on; the order of its whole group is kept there, as it was decided."""
-        group = self._group_of(entry.lease, batch)
-        if group is None or entry.group is None or group == entry.group:
-            return
-        left = entry.group
-        for member in self._groups.dissolve(left):
-            member.goes_back = member.goes_back or self._groups.is_behind_returned(left, member)
-            member.group = group
-            self._groups.join(group, member)
-            if isinstance(member.settlement, Release | Expire):
-                self._return_from(group, member)
-            elif member.behind and (member.goes_back or self._groups.is_behind_returned(group, member)):
-                member.settlement = Release()
-                self._stop_waiting_behind(member)
-            elif member.behind:
-                self._groups.wait(group, member)
-        self._groups.leave(left)
 
     def _remove(self, entry: Entry, *, done: bool) -> None:
         """Stop tracking a lease.
@@ -573,19 +596,12 @@ class Ledger:
             entry: The lease.
             done: Whether its message is out of the way: deleted, or in the dead-letter queue.
         """
-        if entry.phase in (Phase.EXTENDING, Phase.SENT):
-            self._orphans[entry.receipt] = self._orphans.get(entry.receipt, 0) + 1
         entry.enter(Phase.ENDED)
         self._orders.take_out(entry)
         del self._entries[entry.receipt]
         if self._by_message.get(entry.receipt.message_id) is entry:
             del self._by_message[entry.receipt.message_id]
-        if entry.group is not None:
-            if not done:
-                self._return_from(entry.group, entry)
-            first = self._groups.leave(entry.group)
-            if first is not None and first.behind:
-                self._stop_waiting_behind(first)
+        self._begin(self._groups.end(entry, done=done))
 
     def _await_renewal(self, entry: Entry) -> None:
         """Let a lease wait for its renewal, or for its end if it cannot be renewed."""
@@ -612,10 +628,6 @@ class Ledger:
             self._events.append(Ending(entry.receipt, entry.deadline))
         self._waiting.push(entry.deadline, entry)
 
-    def _make_due_now(self, entry: Entry) -> None:
-        if entry.phase is Phase.WAITING and not entry.final:
-            self._fall_due(entry)
-
     def _fall_due(self, entry: Entry) -> None:
         entry.enter(Phase.DUE)
         self._live.push(entry.deadline, entry)
@@ -639,29 +651,6 @@ class Ledger:
             entry.has_lapsed = entry.doubtful = True
             self._events.append(Lapsed(entry.receipt, now - entry.deadline))
 
-    # The order within message groups
-
-    def _decide_in_group(self, entry: Entry, group: str) -> None:
-        if isinstance(entry.settlement, Release | Expire):
-            self._return_from(group, entry)
-        elif isinstance(entry.settlement, Delete):
-            if entry.goes_back or self._groups.is_behind_returned(group, entry):
-                entry.settlement = Release()
-            elif self._groups.first(group) is not entry:
-                entry.behind = True
-                self._groups.wait(group, entry)
-
-    def _return_from(self, group: str, entry: Entry) -> None:
-        """A message goes back to the queue: those behind it go back with it, and come again after it."""
-        for later in self._groups.return_from(group, entry):
-            later.settlement = Release()
-            self._stop_waiting_behind(later)
-
-    def _stop_waiting_behind(self, entry: Entry) -> None:
-        entry.behind = False
-        if entry.phase is not Phase.EXTENDING:
-            self._begin_settling(entry)
-
     # Choosing calls
 
     def _process_timers(self, now: float) -> bool:
@@ -679,11 +668,22 @@ class Ledger:
             if not self._pacing.admits(now):
                 self._note_lapse(entry, now)
             self._lapsed.push(entry.deadline, entry)
-        for retries in self._retries.values():
-            for entry in retries.pop_until(now, MOVED_AT_ONCE):
+        for later in (*self._retries.values(), *self._gathering.values()):
+            for entry in later.pop_until(now, MOVED_AT_ONCE):
                 moved = True
                 self._offer(entry)
+        for waiting, progress in ((self._deletes, self._settling), (self._forwards, self._forwarding)):
+            if progress.is_none:
+                moved = self._give_up(waiting, progress.failed_at) or moved
         return moved
+
+    def _give_up(self, waiting: TimeOrder[Entry] | ArrivalOrder[Entry], failed_at: float) -> bool:
+        """End settlements that wait for a call and were too old when others failed last; return whether any did."""
+        for ended in range(MOVED_AT_ONCE):
+            if (entry := waiting.head()) is None or not _is_too_old(entry, failed_at):
+                return ended > 0
+            self._end(entry, Outcome.FAILED, entry.failed_by)
+        return True
 
     def _total_slots(self) -> int:
         return MAX_CALLS_UNDER_WAY - len(self._under_way)
@@ -703,7 +703,7 @@ class Ledger:
         return self._live.first() is not None or self._lapsed.first() is not None
 
     def _wants_settlement(self) -> bool:
-        return self._releases.first() is not None or self._deletes.first() is not None
+        return self._releases.head() is not None or self._deletes.first() is not None
 
     def _next_call(self, now: float) -> Call | None:
         if self._pacing.admits(now):
@@ -714,12 +714,14 @@ class Ledger:
                     self._calls_since_lapsed = 0 if make == self._lapsed_call else self._calls_since_lapsed + 1
                     self._pacing.sent(now)
                     return call
-        if self._forward_pacing.admits(now) and self._forward_slots():
+        if self._forwards.head() is not None and self._forward_pacing.admits(now) and self._forward_slots():
             return self._forward_call(now)
         return None
 
     def _next_kinds(self, now: float) -> Sequence[Callable[[float], Call | None]]:
         """Whose turn it is, in order."""
+        if not self._wants_extension():
+            return (self._settlement_call,)
         if not self._pacing.is_pacing:
             return (self._live_call, self._lapsed_call, self._settlement_call)
         if self._calls_since_settlement >= _PASSED_OVER:
@@ -778,21 +780,21 @@ class Ledger:
         most = MAX_VISIBILITY_SECONDS
         if entry.doubtful or now > entry.deadline:
             most = entry.policy.visibility_seconds  # it cannot be released early
-        wanted = math.ceil(min(entry.policy.extension_seconds(entry, now), most) - 1e-9)
+        wanted = math.ceil(max(min(entry.policy.extension_seconds(entry, now), most), entry.deadline - now) - 1e-9)
         longest = entry.ends_at - now
         if wanted > longest and now + longest < entry.deadline + 1:
             return 0
         return min(wanted, math.floor(longest + 1e-9))
 
     def _settlement_call(self, now: float) -> Call | None:
-        if not self._settlement_slots():
+        if not self._wants_settlement() or not self._settlement_slots():
             return None
         return self._release_call(now) or self._delete_call(now)
 
     def _release_call(self, now: float) -> Call | None:
         changes: list[VisibilityChange] = []
         while len(changes) < MAX_BATCH_ENTRIES:
-            if self._releases.first() is not None:
+            if self._releases.head() is not None:
                 entry = self._releases.pop()
             elif changes and (early := self._next_retry(Release, now)) is not None:
                 entry = early
@@ -826,15 +828,15 @@ class Ledger:
         return DeleteCall(now, tuple(deleted)) if deleted else None
 
     def _next_retry(self, kind: type, now: float) -> Entry | None:
-        """A settlement that is due for another try soon, to fill a call that is made anyway."""
+        """A settlement that waits for others, or is due for another try soon, to fill a call that is made anyway."""
+        if self._gathering[kind].first() is not None:
+            return self._gathering[kind].pop()
         first = self._retries[kind].first()
         if first is None or first[0] > now + RIDE_ALONG_SECONDS:
             return None
         return self._retries[kind].pop()
 
-    def _forward_call(self, now: float) -> Call | None:
-        if self._forwards.first() is None:
-            return None
+    def _forward_call(self, now: float) -> Call:
         entry = self._forwards.pop()
         entry.enter(Phase.SENT)
         self._forward_pacing.sent(now)
@@ -866,14 +868,17 @@ class Ledger:
     ) -> None:
         failed: list[Entry] = []
         for change, answer in zip(call.changes, answers, strict=True):
-            entry = None if self._is_orphan(change.receipt) else self._entries.get(change.receipt)
-            if entry is None:
+            # By its receipt: what SQS says of it also holds for a lease that was forgotten and came again meanwhile.
+            if (entry := self._entries.get(change.receipt)) is None:
                 continue
             if answer.verdict is Verdict.LOST:
                 self._lose(entry, _detail(answer))
                 continue
             self._note_lapse(entry, now)
-            self._learn_deadline(entry, answer.verdict, call.asked_at, change.seconds)
+            if answer.verdict is Verdict.DONE:
+                entry.renewed_at = call.asked_at
+                entry.deadline = call.asked_at + change.seconds
+                entry.has_lapsed = entry.refused = False
             if entry.is_being_settled:
                 self._begin_settling(entry)
             elif answer.verdict is Verdict.DONE:
@@ -897,15 +902,6 @@ class Ledger:
         seconds = MAX_VISIBILITY_SECONDS if refused else min(change.seconds for change in call.changes)
         self._extend_again(failed, seconds, now)
 
-    @staticmethod
-    def _learn_deadline(entry: Entry, verdict: Verdict, asked_at: float, seconds: int) -> None:
-        if verdict is Verdict.DONE:
-            entry.renewed_at = asked_at
-            entry.deadline = asked_at + seconds
-            entry.has_lapsed = entry.refused = False
-        elif verdict is Verdict.TRANSIENT:
-            entry.deadline = min(entry.deadline, asked_at + seconds)
-
     def _note_refusal(self, entry: Entry, answer: EntryAnswer) -> None:
         if answer.verdict is Verdict.REFUSED and not entry.refused:
             entry.refused = True
@@ -926,12 +922,26 @@ class Ledger:
 
     # Settling
 
+    def _begin(self, entries: Iterable[Entry]) -> None:
+        """Begin to settle leases, unless an extension is under way: its answer comes first."""
+        for entry in entries:
+            if entry.phase is not Phase.EXTENDING:
+                self._begin_settling(entry)
+
     def _begin_settling(self, entry: Entry) -> None:
         if isinstance(entry.settlement, Expire):
             self._end(entry, Outcome.EXPIRED)
             return
+        entry.began_settling_at = self._now
         entry.enter(Phase.SETTLING)
-        self._offer(entry)
+        if not entry.settle_within_seconds:
+            self._offer(entry)
+            return
+        gathering = self._gathering[type(entry.settlement)]
+        gathering.push(entry.began_settling_at + entry.settle_within_seconds, entry)
+        if gathering.count >= MAX_BATCH_ENTRIES:
+            while gathering.head() is not None:
+                self._offer(gathering.pop())
 
     def _offer(self, entry: Entry) -> None:
         """Let a settlement be sent as soon as its turn comes."""
@@ -954,14 +964,20 @@ class Ledger:
         *,
         throttled: bool,
     ) -> None:
+        (self._forwarding if isinstance(call, ForwardCall) else self._settling).answered(answers, now)
         failed: list[tuple[Entry, EntryAnswer]] = []
         for index, answer in enumerate(answers):
-            entry = None if self._is_orphan(answer.receipt) else self._entries.get(answer.receipt)
-            if entry is None:
+            if (entry := self._entries.get(answer.receipt)) is None:
+                continue
+            if entry.phase is Phase.EXTENDING:
+                self._go_on(entry, answer.verdict)
                 continue
             match call, answer.verdict:
                 case _, Verdict.DONE:
                     self._settled(entry, call, now)
+                case DeleteCall(), Verdict.LOST if entry.delete_unanswered:
+                    outcome = Outcome.DEAD_LETTERED if entry.forwarded else Outcome.UNCERTAIN
+                    self._end(entry, outcome, f"{_UNANSWERED_DELETE} {_detail(answer)}")
                 case _, Verdict.LOST:
                     self._end(entry, Outcome.LOST, _detail(answer))
                 case _, Verdict.REFUSED:
@@ -975,13 +991,27 @@ class Ledger:
                     entry.deadline = min(entry.deadline, release.asked_at + release.changes[index].seconds)
                     failed.append((entry, answer))
                 case _:
+                    entry.delete_unanswered |= isinstance(call, DeleteCall) and answer.verdict is Verdict.TRANSIENT
                     failed.append((entry, answer))
         self._settle_again(failed, now, throttled=throttled)
+
+    def _go_on(self, entry: Entry, verdict: Verdict) -> None:
+        """Hold a lease further that came again while a settlement of an earlier holder was under way."""
+        entry.enter(Phase.WAITING)
+        was_made = verdict not in NOT_CARRIED_OUT
+        entry.doubtful |= was_made
+        if entry.is_being_settled:
+            self._begin_settling(entry)
+        elif was_made:
+            self._fall_due(entry)
+        else:
+            self._await_renewal(entry)
 
     def _settled(self, entry: Entry, call: DeleteCall | ReleaseCall | ForwardCall, now: float) -> None:
         match call:
             case ForwardCall():
                 # What is in the dead-letter queue now is deleted here; the outcome still names the forwarding.
+                entry.began_settling_at = now
                 entry.forwarded = True
                 entry.settlement = Delete()
                 entry.tries = 0
@@ -1003,11 +1033,12 @@ class Ledger:
         again: list[Entry] = []
         for entry, answer in failed:
             entry.tries += 1
+            entry.failed_by = _detail(answer)
             if isinstance(entry.settlement, Release):
                 if entry.deadline - now < RELEASE_MARGIN_SECONDS:
                     self._end(entry, Outcome.EXPIRED, _detail(answer))
                     continue
-            elif entry.tries >= FEWEST_TRIES and now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS):
+            elif not throttled and _is_too_old(entry, now):
                 self._end(entry, Outcome.FAILED, _detail(answer))
                 continue
             again.append(entry)
@@ -1021,6 +1052,11 @@ class Ledger:
                 self._offer(entry)  # the pacing gate says when
             else:
                 self._retries[type(entry.settlement)].push(now + pause, entry)
+
+
+def _is_too_old(entry: Entry, now: float) -> bool:
+    """Whether a settlement that failed, or never got its turn, is given up."""
+    return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)
 
 
 def _unanswered(receipt: Receipt) -> EntryAnswer:

@@ -210,6 +210,8 @@ class Lease(Struct, frozen=True, gc=False):
         message_group_id: The message group; None without one.
         doubtful: Its deadline passed once before an extension was confirmed. Somebody else may have received the
             message since, and a standard queue extends it for either; so it is deleted, but never released.
+        renewed_at: From when the deadline counts: the last extension that the service confirmed, or when the lease was
+            written down for its next holder. None, the default: the receive.
     """
 
     receipt: Receipt
@@ -218,10 +220,13 @@ class Lease(Struct, frozen=True, gc=False):
     receive_count: int = 1
     message_group_id: str | None = None
     doubtful: bool = False
+    renewed_at: float | None = None
 
     def shifted(self, seconds: float) -> Lease:
         """The same lease on a clock that is ``seconds`` ahead of this one."""
-        return replace(self, received_at=self.received_at + seconds, deadline=self.deadline + seconds)
+        renewed_at = None if self.renewed_at is None else self.renewed_at + seconds
+        received_at, deadline = self.received_at + seconds, self.deadline + seconds
+        return replace(self, received_at=received_at, deadline=deadline, renewed_at=renewed_at)
 
     def in_doubt(self) -> Lease:
         """The same lease, of which nobody knows whether it has ended meanwhile."""

@@ -4,8 +4,9 @@ A policy never looks at the queue, the clock or another lease. The ledger cuts w
 ``max_lease`` and to the service's 12-hour limit.
 
 A lease must outlive the process that extends it until another takes over. What counts is how much of the visibility
-timeout is left when a lease is about to be renewed: a process that dies just then leaves no more. ``Growing`` leaves a
-third of the period, so its visibility timeout must be three times as long as a takeover takes.
+timeout is left when a lease is about to be renewed: a process that dies just then leaves no more, and an outage of the
+service that begins just then must end within it. ``Growing`` leaves a third of the period, and of short periods up to
+20 s. An early extension of the first period alone would not help: the weak spot only moves to the next one.
 """
 
 from __future__ import annotations
@@ -100,12 +101,22 @@ class RenewalPolicy(ABC):
         """By how much to extend it if that happens at ``now``: the new visibility timeout, counted from now."""
 
 
+LEFT_FOR_OUTAGE_SECONDS: Final = 20.0
+"""What ``Growing`` leaves of a lease at its renewal, where two thirds of the period are that long."""
+
+_LARGEST_MARGIN: Final = 2 / 3
+"""The share of a short period that is left for an outage: a third of it is between two renewals, at least."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growing(RenewalPolicy):
     """Extend by ``max(visibility, growth x time already worked)``, at most by ``ceiling``: the default.
 
     The number of calls grows with the logarithm of the job's length until ``ceiling`` is reached, and a
     crash of everything delays redelivery by at most ``growth`` of the work that it destroyed.
+
+    It renews when max(``margin``, min(20 s, two thirds)) of the period is left. With a visibility timeout of 30 s, an
+    outage of 20 s that begins at any moment costs no lease, and 1 000 messages take 1 600 requests in an hour.
 
     Attributes:
         growth: Share of the time already worked that one extension may cover; 1 by default.
@@ -128,8 +139,9 @@ class Growing(RenewalPolicy):
             raise ValueError(f"margin must lie between 0 and 1, not {self.margin!r}")
 
     def renew_at(self, lease: LeaseTimes) -> float:
-        """When only ``margin`` of the confirmed period is left."""
-        return lease.deadline - (lease.deadline - lease.renewed_at) * self.margin
+        """As the class says, of the confirmed period."""
+        period = lease.deadline - lease.renewed_at
+        return lease.deadline - max(period * self.margin, min(LEFT_FOR_OUTAGE_SECONDS, period * _LARGEST_MARGIN))
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """As the class says."""
@@ -247,6 +259,33 @@ class Never(RenewalPolicy):
         return 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastExtension(RenewalPolicy):
+    """Extend once to a time, and no more: what a keeper follows while it passes a lease on.
+
+    Attributes:
+        until: Until when the lease is to last.
+        since: When the keeper began to pass it on: an extension that was sent before does not count. A lease in
+            doubt, which is extended by the visibility timeout at most, has had its extension then, too.
+    """
+
+    until: float
+    since: float
+
+    @classmethod
+    def of(cls, policy: RenewalPolicy, *, until: float, since: float) -> LastExtension:
+        """Build it for a lease that another policy has extended so far, and whose bounds stay in force."""
+        return cls(visibility=policy.visibility, max_lease=policy.max_lease, until=until, since=since)
+
+    def renew_at(self, lease: LeaseTimes) -> float | None:
+        """At once, where the lease is shorter."""
+        return None if lease.deadline >= self.until or lease.renewed_at > self.since else self.since
+
+    def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
+        """What is missing."""
+        return max(self.until - now, 0.0)
+
+
 _DEFAULT_MARGIN: Final = 1 / 3
 
 _Policy = TypeVar("_Policy", bound=RenewalPolicy)
@@ -274,6 +313,8 @@ def default_visibility_seconds(policy: RenewalPolicy, takeover_seconds: float) -
         shortest = seconds_of(policy.every, name="every") + takeover_seconds
     else:
         margin = policy.margin if isinstance(policy, Growing) else _DEFAULT_MARGIN
+        if takeover_seconds <= LEFT_FOR_OUTAGE_SECONDS:
+            margin = max(margin, _LARGEST_MARGIN)
         shortest = takeover_seconds / margin
     return min(math.ceil(shortest - 1e-9), MAX_VISIBILITY_SECONDS)
 

@@ -81,6 +81,11 @@ class TimeOrder(Generic[_Record]):
         """How many items it has, stale ones included."""
         return len(self._records)
 
+    @property
+    def count(self) -> int:
+        """How many records it has."""
+        return len(self._records) - self._stale
+
     def push(self, at: float, record: _Record) -> None:
         """Put a record in at a time."""
         self._orders.take_out(record)
@@ -100,6 +105,11 @@ class TimeOrder(Generic[_Record]):
             del self._records[ticket]
             self._stale -= 1
         return None
+
+    def head(self) -> _Record | None:
+        """The earliest record."""
+        first = self.first()
+        return None if first is None else first[1]
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
@@ -148,8 +158,8 @@ class ArrivalOrder(Generic[_Record]):
         record.place = self._place
         self._items.append((record.token, record))
 
-    def first(self) -> _Record | None:
-        """The oldest item that is not stale."""
+    def head(self) -> _Record | None:
+        """The oldest record."""
         while self._items:
             token, record = self._items[0]
             if token == record.token:
@@ -158,7 +168,7 @@ class ArrivalOrder(Generic[_Record]):
         return None
 
     def pop(self) -> _Record:
-        """Remove and return what :meth:`first` showed."""
+        """Remove and return what :meth:`head` showed."""
         record = self._items.popleft()[1]
         record.place = -1
         return record

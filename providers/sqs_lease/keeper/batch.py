@@ -17,6 +17,7 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown, RoundLimiter
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.plug_ins import PlugIns, guarded
 
 
@@ -146,6 +147,7 @@ class Batch:
         clock: Clock,
         meter: Meter,
         rounds: RoundLimiter,
+        batch_id: str | None,
     ) -> None:
         self.queue_url = queue_url
         self.number = number
@@ -160,6 +162,7 @@ class Batch:
         self._clock = clock
         self._meter = meter
         self._rounds = rounds
+        self._batch_id = batch_id
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         # How leases ended. Those that ended alike share one value, as most of a batch do.
@@ -168,7 +171,6 @@ class Batch:
         self._waits: dict[Receipt, tuple[_Wait, ...]] = {}
         self._settling_since: dict[Receipt, float] = {}
         self._handed_over: set[Receipt] = set()  # to another batch of the keeper
-        self._outdated: list[Receipt] = []  # put in just now, and not held
         self._forgotten = False
         self._metered = 0  # leases that the meter knows to be held
         self.extensions = 0  # confirmed so far, counted per message
@@ -177,7 +179,7 @@ class Batch:
 
     # Holding
 
-    def add(self, messages: Iterable[Message], *, received_at: float, sent_at: float | None = None) -> None:
+    def add(self, messages: Sequence[Message], *, received_at: float, sent_at: float | None = None) -> None:
         """Hold messages that were just received; times are of the keeper's clock.
 
         A message that the batch holds already is held by its newer receipt alone: the older one is void.
@@ -192,25 +194,63 @@ class Batch:
             KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
         """
         deadline = (received_at if sent_at is None else sent_at) + self._visibility_seconds
-        for message in messages:
-            lease = Lease(message.receipt, received_at, deadline, message.receive_count, message.message_group_id)
-            self._put(lease, message, at_once=False)
-        self._log_outdated()
-        self._measure()
+        self._put(
+            [Lease(one.receipt, received_at, deadline, one.receive_count, one.message_group_id) for one in messages],
+            messages,
+        )
 
-    def adopt(self, leases: Iterable[Lease], messages: Iterable[Message] = ()) -> None:
-        """Hold leases that were held elsewhere, and extend them at once; times are of the keeper's clock.
+    def adopt(self, written: WrittenBatch | Iterable[Lease], messages: Iterable[Message] = ()) -> None:
+        """Hold what another holder passed on, or left behind when it died. No call is made by that.
 
-        Another batch of this keeper that still holds one of them gives it up to this one.
+        The policy says when each lease is extended next. One that may have ended meanwhile is in doubt: it is extended
+        at once while its work goes on, deleted if that succeeds, and never released. Another batch of this keeper
+        that still holds one of them gives it up to this one.
+
+        Args:
+            written: What :meth:`pass_on` returned, here or in another process; or leases with times of this keeper's
+                clock.
+            messages: The messages, as far as their contents are known.
 
         Raises:
-            KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
+            ValueError: It is of another batch than this one.
+            KeeperClosedError: The keeper was closed, or the batch dropped: no lease would be extended.
         """
-        by_receipt = {message.receipt: message for message in messages}
-        for lease in leases:
-            self._put(lease, by_receipt.get(lease.receipt), at_once=True)
-        self._log_outdated()
-        self._measure()
+        if isinstance(written, WrittenBatch):
+            if self._batch_id not in (None, written.batch_id):
+                raise ValueError(
+                    f"These leases of {self.queue_url} were written for batch {written.batch_id}, and this is batch "
+                    f"{self._batch_id}: they have another holder"
+                )
+            self._batch_id = written.batch_id
+            written = written.leases_now(self._clock, self.queue_url)
+        self._put(list(written), messages)
+
+    async def pass_on(self, seconds: float) -> WrittenBatch:
+        """Stop holding: extend once what lasts shorter, and return what is held for the next holder to adopt.
+
+        The batch is forgotten by that: nothing of it is extended or settled here any more, and settlements that are
+        waited for fail with :class:`KeeperClosedError`. Write the result down; :meth:`adopt` takes it, in any process.
+        If it cannot be written, adopt it again here. If no holder follows, the messages are visible after ``seconds``.
+
+        Args:
+            seconds: How long each lease is to last from now on. One that lasts longer keeps what it has. One that could
+                not be extended in time, for as long as a call may take, keeps the deadline that was confirmed.
+        """
+        until = self._clock.now() + seconds
+        async with asyncio.TaskGroup() as extending:
+            async for receipts in self._in_slices(self._receipts()):
+                held = [receipt for receipt in receipts if self._is_held(receipt)]
+                extending.create_task(self._driver.extend_until(held, until))
+        written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)
+        self.forget()
+        return written
+
+    @property
+    def batch_id(self) -> str:
+        """What tells this batch from all others, also in other processes."""
+        if self._batch_id is None:
+            self._batch_id = f"{self._random.getrandbits(128):032x}"
+        return self._batch_id
 
     def _measure(self) -> None:
         """Tell the meter how many more or fewer leases are held than it knows of, and whether any is."""
@@ -222,9 +262,31 @@ class Batch:
         if bool(held) != bool(metered):
             self._plug_ins.call("meter", lambda: self._meter.batches(self.queue_url, 1 if held else -1), None)
 
-    def _log_outdated(self) -> None:
-        """Say once for all leases that were just put in which of them are not held."""
-        outdated, self._outdated = self._outdated, []
+    def _put(self, leases: Sequence[Lease], messages: Iterable[Message]) -> None:
+        if self._forgotten:
+            raise KeeperClosedError(f"The keeper of {self.queue_url} ended: it cannot hold more messages")
+        contents = {message.receipt: message for message in messages}
+        taken: list[Lease] = []
+        outdated: list[Receipt] = []
+        for lease in leases:
+            held = self._leases.get(lease.receipt.message_id)
+            if held is not None and (older := held.receipt) != lease.receipt:
+                if held.receive_count > lease.receive_count:
+                    outdated.append(lease.receipt)
+                    continue
+                self._driver.supersede(older, self)
+                if older in self._waits:
+                    self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
+                self._messages.pop(older, None)
+                self._outcomes.pop(older, None)
+            elif lease.receipt in self._outcomes:
+                continue  # it has ended here: nothing is extended after it was settled
+            self._handed_over.discard(lease.receipt)
+            self._leases[lease.receipt.message_id] = lease
+            if (message := contents.get(lease.receipt)) is not None:
+                self._messages[lease.receipt] = message
+            taken.append(lease)
+        self._driver.take(taken, self._policy, self)
         if outdated:
             logger.info(
                 "%d messages of %s were received again since, and are not held by the older receipts: %s",
@@ -232,27 +294,7 @@ class Batch:
                 self.queue_url,
                 _named(outdated),
             )
-
-    def _put(self, lease: Lease, message: Message | None, *, at_once: bool) -> None:
-        if self._forgotten:
-            raise KeeperClosedError(f"The keeper of {self.queue_url} ended: it cannot hold more messages")
-        held = self._leases.get(lease.receipt.message_id)
-        if held is not None and (older := held.receipt) != lease.receipt:
-            if held.receive_count > lease.receive_count:
-                self._outdated.append(lease.receipt)
-                return
-            self._driver.supersede(older, self)
-            if older in self._waits:
-                self._note_end(Settled(older, Outcome.LOST, "the message was received again"))
-            self._messages.pop(older, None)
-            self._outcomes.pop(older, None)
-        elif lease.receipt in self._outcomes:
-            return  # it has ended here: nothing is extended after it was settled
-        self._handed_over.discard(lease.receipt)
-        self._leases[lease.receipt.message_id] = lease
-        if message is not None:
-            self._messages[lease.receipt] = message
-        self._driver.take(lease, self._policy, self, at_once=at_once)
+        self._measure()
 
     def messages(self) -> Sequence[Message]:
         """The messages still held whose content is known, in the order they were put in."""
@@ -349,7 +391,7 @@ class Batch:
     # Settling
 
     async def settle(
-        self, settlements: Mapping[Receipt, Settlement], *, in_order: bool = True
+        self, settlements: Mapping[Receipt, Settlement], *, in_order: bool = True, within_seconds: float = 0.0
     ) -> Mapping[Receipt, Settled]:
         """Settle leases and wait for their outcomes.
 
@@ -361,6 +403,7 @@ class Batch:
         Args:
             settlements: What becomes of each message.
             in_order: Whether that order is kept; True by default.
+            within_seconds: How long they may wait for others to fill a call of ten; 0, the default, does not wait.
 
         A caller that is cancelled while it begins many thousands leaves the rest undecided.
 
@@ -380,7 +423,7 @@ class Batch:
         wait = _Wait(Countdown())
         try:
             async for some in self._in_slices(receipts):
-                self._begin_settling(some, settlements, wait, in_order=in_order)
+                self._begin_settling(some, settlements, wait, in_order=in_order, within_seconds=within_seconds)
             if self._driver.is_fifo:
                 async for some in self._in_slices(receipts):
                     for receipt in some:
@@ -395,7 +438,13 @@ class Batch:
         return wait.outcomes
 
     def _begin_settling(
-        self, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement], wait: _Wait, *, in_order: bool
+        self,
+        receipts: Sequence[Receipt],
+        settlements: Mapping[Receipt, Settlement],
+        wait: _Wait,
+        *,
+        in_order: bool,
+        within_seconds: float,
     ) -> None:
         now = self._clock.now()
         alone = (wait,)
@@ -411,7 +460,21 @@ class Batch:
         wait.countdown.expect(len(begun))
         if begun and (self._forgotten or not self._handed_over.isdisjoint(begun)):
             raise KeeperClosedError(f"{len(begun)} messages of {self.queue_url} are no longer held here")
-        self._driver.settle(begun, self, in_order=in_order)
+        self._driver.settle(begun, self, in_order=in_order, within_seconds=within_seconds)
+
+    def begin(self, settlements: Mapping[Receipt, Settlement], *, within_seconds: float = 0.0) -> None:
+        """Begin to settle leases without waiting: :meth:`outcomes` has them when they ended.
+
+        Those that ended, are being settled or are held elsewhere stay as they are.
+
+        Args:
+            settlements: What becomes of each message.
+            within_seconds: See :meth:`settle`.
+        """
+        now = self._clock.now()
+        for receipt in settlements:
+            self._settling_since.setdefault(receipt, now)
+        self._driver.settle(settlements, self, in_order=True, within_seconds=within_seconds)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
         waits = self._waits.get(receipt, ())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from random import Random
 from typing import Any, Final, Protocol
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.calls import Call, DeleteCall, EntryAnswer, ExtendCall, ForwardCall, ReleaseCall, Verdict
+from sqs_lease.core.calls import PASSING, Call, DeleteCall, EntryAnswer, ExtendCall, ForwardCall, ReleaseCall, Verdict
 from sqs_lease.core.events import LeaseEvent, Lost, Settled
 from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger, Outlook
@@ -37,7 +38,7 @@ STALL_SECONDS: Final = 10.0
 """A process that wakes up this late may have lost its leases: others may have taken it for dead."""
 
 RESTART_SECONDS: Final = 1.0
-"""How long the loop of a queue rests after an error that it did not expect, before it goes on."""
+"""How long a queue is not called after an error that was not expected."""
 
 FAILING_SECONDS: Final = 60.0
 """How often a queue whose calls fail is named in the log."""
@@ -110,35 +111,31 @@ class QueueDriver:
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unreported: set[int] = set()  # calls whose answers the ledger has not heard, by identity
         self._awaited: dict[Receipt, tuple[Countdown, ...]] = {}
-        self._wake = asyncio.Event()
         self._dead_letter_url: str | None = None
         self._no_dead_letters_until = -math.inf
         self._failure_named_at = -math.inf
         self._recovery_unnamed = False
         self._stopped = False
-        self._loop_task: asyncio.Task[None] | None = None
-        self._kick()
+        self._loop = asyncio.get_running_loop()
+        # That of the keeper's maker: who asks later may have context variables that lead to all that it has.
+        self._context = copy_context()
+        self._soon: asyncio.Handle | None = None  # a look that is about to happen
+        self._timer: asyncio.TimerHandle | None = None  # one that is planned
+        self._wakes_by = self._calls_from = clock.now()
 
     # What the keeper's batches ask for
 
-    def take(self, lease: Lease, policy: RenewalPolicy, owner: Owner, *, at_once: bool) -> None:
-        """Hold a lease; ``at_once`` extends it now because somebody else held it before.
-
-        A lease that another owner holds here is its new owner's from now on.
-        """
-        former = self._owners.get(lease.receipt)
-        if former in self._leaving:
-            # Its owner gave it up, so the deadline and the doubts of that owner no longer count.
-            self.forget(lease.receipt, former)
-            former = None
-        if former is not None and former is not owner and not at_once:
-            return  # another owner holds it, and has not given it up
-        self._owners[lease.receipt] = owner
-        if former is not None and former is not owner:
-            former.handed_over(lease.receipt)
-        if at_once:
-            self._ledger.adopt(lease, policy, batch=owner.number)
-        else:
+    def take(self, leases: Iterable[Lease], policy: RenewalPolicy, owner: Owner) -> None:
+        """Hold leases, received a moment ago or taken over. One that another owner holds here is its new owner's."""
+        for lease in leases:
+            former = self._owners.get(lease.receipt)
+            if former in self._leaving:
+                # Its owner gave it up, so the deadline and the doubts of that owner no longer count.
+                self.forget(lease.receipt, former)
+                former = None
+            self._owners[lease.receipt] = owner
+            if former is not None and former is not owner:
+                former.handed_over(lease.receipt)
             self._ledger.hold(lease, policy, batch=owner.number)
         self._publish()
         self._kick()
@@ -164,18 +161,21 @@ class QueueDriver:
         """See :meth:`Ledger.outlook`, for those of these leases that are held for an owner."""
         return self._ledger.outlook(receipt for receipt in receipts if self._owners.get(receipt) is owner)
 
-    def settle(self, settlements: Mapping[Receipt, Settlement], owner: Owner, *, in_order: bool) -> None:
+    def settle(
+        self, settlements: Mapping[Receipt, Settlement], owner: Owner, *, in_order: bool, within_seconds: float
+    ) -> None:
         """Begin to settle leases, as far as they are this owner's, which is told of each outcome.
 
         Args:
             settlements: What becomes of each message.
             owner: Whose leases they are.
             in_order: Whether the order within message groups of a FIFO queue is kept.
+            within_seconds: How long they may wait for others to fill a call.
         """
         now = self._clock.now()
         for receipt, settlement in settlements.items():
             if self._owners.get(receipt) is owner:
-                self._ledger.settle(receipt, settlement, now, in_order=in_order)
+                self._ledger.settle(receipt, settlement, now, in_order=in_order, within_seconds=within_seconds)
         self._publish()
         self._kick()
 
@@ -216,61 +216,95 @@ class QueueDriver:
 
     async def extend_now(self, receipts: Iterable[Receipt]) -> None:
         """Extend leases at once, and wait for the answers, whatever they are, for as long as a call may take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._call_timeout_seconds):
+                await self._answers_about([receipt for receipt in receipts if self._ledger.extend_now(receipt)])
+
+    async def extend_until(self, receipts: Iterable[Receipt], until: float) -> None:
+        """Extend leases once to last until a time; wait until that is confirmed, for as long as a call may take."""
+        left = list(receipts)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._call_timeout_seconds):
+                while left := [one for one in left if self._ledger.extend_until(one, until, self._clock.now())]:
+                    await self._answers_about(left)
+
+    async def _answers_about(self, receipts: Collection[Receipt]) -> None:
+        """Wait until a call about each of these leases was answered, or the lease has ended."""
         answers = Countdown()
         alone = (answers,)
         for receipt in receipts:
-            if self._ledger.extend_now(receipt):
-                answers.expect(1)
-                others = self._awaited.get(receipt)
-                self._awaited[receipt] = alone if others is None else (*others, answers)
+            others = self._awaited.get(receipt)
+            self._awaited[receipt] = alone if others is None else (*others, answers)
+        answers.expect(len(receipts))
         self._kick()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._call_timeout_seconds):
-                await answers.ended()
+        await answers.ended()
 
     async def stop(self) -> None:
         """Stop making calls. Calls under way get the time to be answered, and are then cancelled."""
         self._stopped = True
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.wait([self._loop_task])
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
         if self._calls:
             _, unanswered = await asyncio.wait(self._calls, timeout=self._call_timeout_seconds)
             for task in unanswered:
                 task.cancel()
 
-    # The loop
+    # Looking at the ledger: in callbacks, not in a task. An event loop that ends cancels all of its tasks, and hosts
+    # make their last calls after that.
 
     def _kick(self) -> None:
-        """Have the loop look at what changed.
+        """Look at what changed, in the next round of the event loop."""
+        if self._soon is None and not self._stopped:
+            self._soon = self._loop.call_soon(self._look, context=self._context)
 
-        It is started again if it was cancelled by somebody else: an event loop that ends cancels all of its tasks,
-        and hosts make their last calls after that.
-        """
-        self._wake.set()
-        if not self._stopped and (self._loop_task is None or self._loop_task.done()):
-            self._loop_task = asyncio.get_running_loop().create_task(self._run(), name=f"sqs-lease {self._queue_url}")
-            self._loop_task.add_done_callback(self._loop_ended)
+    def _look(self) -> None:
+        self._soon = None
+        if self._stopped:
+            return
+        try:
+            seconds = self._make_calls()
+        except Exception:
+            # Leases would lapse in silence.
+            logger.critical(
+                "The keeper of %s failed; it starts again in %g s", self._queue_url, RESTART_SECONDS, exc_info=True
+            )
+            seconds = RESTART_SECONDS
+        self._look_again(seconds)
 
-    async def _run(self) -> None:
-        calls_from = wakes_by = self._clock.now()
-        while True:
-            while self._leaving:
-                self._forget_some()
-                await asyncio.sleep(0)
-            self._wake.clear()
-            now = self._clock.now()
-            if now - wakes_by > STALL_SECONDS:
-                calls_from = now + self._quiet_seconds(now)
-            if now >= calls_from:
-                for call in self._ledger.due(now, CALLS_STARTED_AT_ONCE):
-                    self._start(call)
-            self._publish()
-            sleep_seconds = max(self._sleep_seconds(now), calls_from - now)
-            wakes_by = now + sleep_seconds
-            with suppress(TimeoutError):
-                async with asyncio.timeout(sleep_seconds):
-                    await self._wake.wait()
+    def _look_again(self, seconds: float) -> None:
+        """Look again after a time, or earlier: a call that ends, or a new lease, calls for it, too."""
+        if seconds <= 0:
+            self._kick()
+            return
+        at = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._wake, context=self._context)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._kick()
+
+    def _make_calls(self) -> float:
+        """Make the calls that are due; return after how many seconds others are."""
+        if self._leaving:
+            self._forget_some()
+            return 0.0
+        now = self._clock.now()
+        if now - self._wakes_by > STALL_SECONDS:
+            self._calls_from = now + self._quiet_seconds(now)
+        if now >= self._calls_from:
+            for call in self._ledger.due(now, CALLS_STARTED_AT_ONCE):
+                self._start(call)
+        self._publish()
+        due = self._ledger.next_due()
+        seconds = LONGEST_SLEEP_SECONDS if due is None else min(max(due - now, 0.0), LONGEST_SLEEP_SECONDS)
+        seconds = max(seconds, self._calls_from - now)
+        self._wakes_by = now + seconds
+        return seconds
 
     def _quiet_seconds(self, now: float) -> float:
         """How long to call nothing after a stall: half of what the most urgent lease has left, at most."""
@@ -280,16 +314,11 @@ class QueueDriver:
         left = self._quiet_after_stall_seconds if deadline is None else (deadline - now) / 2
         return min(self._quiet_after_stall_seconds, left)
 
-    def _sleep_seconds(self, now: float) -> float:
-        """How long nothing is due; a call that ends, or a new lease, wakes the loop earlier."""
-        due = self._ledger.next_due()
-        return LONGEST_SLEEP_SECONDS if due is None else min(max(due - now, 0.0), LONGEST_SLEEP_SECONDS)
-
     def _start(self, call: Call) -> None:
-        task = asyncio.get_running_loop().create_task(self._perform(call))
+        task = self._loop.create_task(self._perform(call), context=self._context)
         self._calls[task] = call
         self._unreported.add(id(call))
-        task.add_done_callback(self._call_ended)
+        task.add_done_callback(self._call_ended, context=self._context)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
         call = self._calls.pop(task)
@@ -297,19 +326,7 @@ class QueueDriver:
             # Cancelled before its first step, as by an event loop that ends: nothing was sent.
             text = "cancelled before it was sent"
             self._answered(call, [EntryAnswer(receipt, Verdict.UNAVAILABLE, text=text) for receipt in call.receipts])
-        self._wake.set()
-
-    def _loop_ended(self, task: asyncio.Task[None]) -> None:
-        """The loop never ends by itself; should it fail, leases would lapse in silence."""
-        if task.cancelled():
-            # A request between the loop's cancellation and its end took the loop for alive.
-            if self._wake.is_set():
-                self._kick()
-        elif (error := task.exception()) is not None:
-            logger.critical(
-                "The keeper of %s failed; it starts again in %g s", self._queue_url, RESTART_SECONDS, exc_info=error
-            )
-            task.get_loop().call_later(RESTART_SECONDS, self._kick)
+        self._kick()
 
     # Calls
 
@@ -409,7 +426,7 @@ class QueueDriver:
 
         ``error`` is one that nobody expected: it is named with where it came from.
         """
-        bad = [answer for answer in answers if answer.verdict in _PASSING]
+        bad = [answer for answer in answers if answer.verdict in PASSING]
         now = self._clock.now()
         if not bad:
             if answers and self._recovery_unnamed:
@@ -447,9 +464,6 @@ class QueueDriver:
     def _heard_of(self, receipt: Receipt) -> None:
         for answers in self._awaited.pop(receipt, ()):
             answers.count()
-
-
-_PASSING: Final = frozenset({Verdict.THROTTLED, Verdict.TRANSIENT, Verdict.UNAVAILABLE})
 
 
 def _verb(call: Call) -> str:

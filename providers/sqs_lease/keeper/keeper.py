@@ -102,6 +102,7 @@ class Keeper:
         on_failure: FailureRule | None = None,
         on_event: EventListener | None = None,
         message_source: MessageSource | None = None,
+        batch_id: str | None = None,
     ) -> Batch:
         """Open an empty batch on a queue; no call is made until leases are put into it.
 
@@ -112,6 +113,8 @@ class Keeper:
             on_event: Called in the event loop for each event of the batch's leases; it must not block.
             message_source: Gives messages by their ids, to dead-letter leases that were adopted without
                 them; ids that it does not know are simply missing in its answer.
+            batch_id: What tells the batch from all others, also in other processes: :meth:`Batch.adopt` refuses what
+                was written for another one. None, the default: that of what is adopted first, or a random one.
 
         Raises:
             KeeperClosedError: The keeper was closed.
@@ -149,6 +152,7 @@ class Keeper:
             clock=self.clock,
             meter=self._meter,
             rounds=self._rounds,
+            batch_id=batch_id,
         )
         self._batches[batch] = None
         return batch

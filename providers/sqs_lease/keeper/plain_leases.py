@@ -1,44 +1,146 @@
-"""Leases on their way from one process to another: as plain values, with times that both processes understand.
+"""Leases on their way from one holder to the next: as plain values, with times that both understand.
 
-A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); what it hands over has seconds since the
-epoch. The plain values contain the receipt handles, with which a message can be deleted. A caller that stores them
-must encrypt them, or write them where only their user can read them.
+A batch has one holder, known by its deadline. Who stops holding it extends it once, writes it down and forgets it
+(:meth:`sqs_lease.keeper.batch.Batch.pass_on`). Who starts holding it reads what is written, and relies only on what has
+not passed its deadline (:meth:`sqs_lease.keeper.batch.Batch.adopt`). A first start, a restart after a crash and a run
+that a sensor asked for are the same path, and SQS keeps the lock: the lease itself.
+
+**The two clocks.** A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); what is written has
+seconds since the epoch, by the clock of the machine that wrote it. The next holder's calendar may differ from that:
+
+- It takes a margin of :data:`CLOCK_ERROR_SECONDS` from each deadline.
+- A calendar that is behind the time of writing by more than that cannot be right, and how much time has passed is not
+  known. No deadline is relied on then: all leases are in doubt, and the log names the clock.
+- A calendar that is ahead cannot be told from an outage: the deadlines have passed by it. Such leases are in doubt,
+  too, so SQS is asked: it extends or refuses each. What the calendar says beyond a deadline does not count for the age
+  of a lease, so that neither ``max_lease`` nor the 12 hours keep a good lease from being extended.
+
+The plain values contain the receipt handles, with which a message can be deleted. A caller that stores them must
+encrypt them, or write them where only their user can read them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from sqs_lease.clock import Clock
 from sqs_lease.core.messages import Lease, Receipt
 
+logger = logging.getLogger(__name__)
+
 CLOCK_ERROR_SECONDS: Final = 5.0
 """By so much the clocks of two machines may differ before one doubts what the other says."""
 
 
-def encode_leases(leases: Sequence[Lease]) -> str:
-    """Return leases as a JSON text, with their receipt handles."""
-    rows = [
-        [
-            lease.receipt.message_id,
-            lease.receipt.handle,
-            lease.received_at,
-            lease.deadline,
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """The leases of one batch, as its holder wrote them down for the next one.
+
+    Attributes:
+        batch_id: Whose they are: what tells the batch from all others.
+        written_at: When, in seconds since the epoch.
+        leases: The leases, with times in seconds since the epoch and their deadlines as SQS confirmed them.
+    """
+
+    batch_id: str
+    written_at: float
+    leases: tuple[Lease, ...]
+
+    @classmethod
+    def of(cls, batch_id: str, leases: Sequence[Lease], clock: Clock) -> WrittenBatch:
+        """Write down leases that have times of a clock."""
+        return cls(batch_id, clock.wall(), tuple(to_wall_time(leases, clock)))
+
+    def leases_now(self, clock: Clock, queue_url: str) -> list[Lease]:
+        """Read the leases for a holder's clock, as the module's docstring says.
+
+        Args:
+            clock: The next holder's clock.
+            queue_url: The queue, for the log.
+        """
+        elapsed = clock.wall() - self.written_at
+        is_behind = elapsed < -CLOCK_ERROR_SECONDS
+        if is_behind:
+            logger.warning(
+                "Leases of %s were written down %.0f s in the future by this machine's clock, so it or the writer's is "
+                "wrong: all %d of them are in doubt until SQS has confirmed them. Set the clocks by NTP",
+                queue_url,
+                -elapsed,
+                len(self.leases),
+            )
+        now = clock.now()
+        read = [self._lease_now(lease, max(elapsed, 0.0), now, in_doubt=is_behind) for lease in self.leases]
+        ended = sum(lease.doubtful for lease in read)
+        if ended and not is_behind:
+            logger.warning(
+                "%d of %d leases of %s may have ended: by the clocks of both machines, they were written %.0f s ago",
+                ended,
+                len(read),
+                queue_url,
+                elapsed,
+            )
+        return read
+
+    def _lease_now(self, lease: Lease, elapsed: float, now: float, *, in_doubt: bool) -> Lease:
+        left_when_written = lease.deadline - self.written_at
+        left = left_when_written - elapsed - CLOCK_ERROR_SECONDS
+        in_doubt = in_doubt or left <= 0
+        age_when_written = max(self.written_at - lease.received_at, 0.0)
+        lasted = min(elapsed, max(left_when_written, 0.0))
+        return Lease(
+            lease.receipt,
+            now - age_when_written - lasted,
+            now if in_doubt else now + left,
             lease.receive_count,
             lease.message_group_id,
-            lease.doubtful,
-        ]
-        for lease in leases
+            lease.doubtful or in_doubt,
+            now - lasted,
+        )
+
+    def encode(self) -> str:
+        """Return it as a JSON text, with the receipt handles."""
+        rows = [_row(lease) for lease in self.leases]
+        return json.dumps([self.batch_id, self.written_at, rows], separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> WrittenBatch:
+        """Build it from what :meth:`encode` returned.
+
+        Raises:
+            ValueError: It is something else; the error does not quote it.
+        """
+        try:
+            batch_id, written_at, rows = _WRITTEN.decode(text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise ValueError("the text is not a batch that was written down") from None
+        return cls(batch_id, written_at, tuple(row.lease() for row in rows))
+
+
+def encode_leases(leases: Sequence[Lease]) -> str:
+    """Return leases as a JSON text, with their receipt handles."""
+    return json.dumps([_row(lease) for lease in leases], separators=(",", ":"))
+
+
+def _row(lease: Lease) -> list[Any]:
+    return [
+        lease.receipt.message_id,
+        lease.receipt.handle,
+        lease.received_at,
+        lease.deadline,
+        lease.receive_count,
+        lease.message_group_id,
+        lease.doubtful,
     ]
-    return json.dumps(rows, separators=(",", ":"))
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """What :func:`encode_leases` writes of one lease. A newer release may write more."""
+    """What is written of one lease. A newer release may write more."""
 
     message_id: str
     handle: str
@@ -60,6 +162,7 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
 
 
 _ROWS: Final = msgspec.json.Decoder(list[_Row])
+_WRITTEN: Final = msgspec.json.Decoder(tuple[str, float, list[_Row]])
 
 
 def decode_leases(text: str) -> list[Lease]:
@@ -83,17 +186,19 @@ def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
 def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
     """Leases with times of a clock, from leases with times in seconds since the epoch.
 
-    A lease that was received in the future shows that the calendars of the two machines differ. It counts as received
-    just now, so that nobody believes in hours that it does not have. Where they differ by more than
-    :data:`CLOCK_ERROR_SECONDS` nobody knows how long it lasts: it is doubtful.
+    For leases of which it is not known when they were written down; see :meth:`WrittenBatch.leases_now` otherwise. A
+    lease that was received in the future shows that the calendars of the two machines differ. It counts as received
+    just now, so that it gets no hours that it does not have. Where they differ by more than
+    :data:`CLOCK_ERROR_SECONDS` it is in doubt. So is one whose deadline has passed, and what has passed beyond that
+    does not count for its age.
     """
     behind = clock.now() - clock.wall()
-    return [_not_from_the_future(lease.shifted(behind), clock.now()) for lease in leases]
+    return [_believed(lease.shifted(behind), clock.now()) for lease in leases]
 
 
-def _not_from_the_future(lease: Lease, now: float) -> Lease:
-    ahead = lease.received_at - now
-    if ahead <= 0:
-        return lease
-    lease = lease.shifted(-ahead)
-    return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()
+def _believed(lease: Lease, now: float) -> Lease:
+    ahead, overdue = lease.received_at - now, now - lease.deadline
+    if ahead > 0:
+        lease = lease.shifted(-ahead)
+        return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()
+    return lease.shifted(overdue).in_doubt() if overdue >= 0 else lease
