@@ -21,8 +21,8 @@ from sqs_lease.core.failure_rules import Delete, FailureRule, Release
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
-    DEFAULT_LINGER_SECONDS,
     GIVE_BACK_SECONDS,
     LeaseSession,
     LeaseSettings,
@@ -30,7 +30,6 @@ from sqs_lease.keeper.session import (
     OnLost,
     SessionMessages,
     ended,
-    lease_settings,
     to_its_end,
 )
 
@@ -45,8 +44,8 @@ _T = TypeVar("_T")
 def async_lease(
     queue: str,
     *,
-    max_messages: int = 10,
-    wait: Duration = 20.0,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    wait: Duration = DEFAULT_WAIT_SECONDS,
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
@@ -93,17 +92,15 @@ def async_lease(
         ValueError: An argument is out of range.
         TypeError: An argument is of another type.
     """
-    settings = lease_settings(
-        queue,
+    options = LeaseOptions.of(
         max_messages=max_messages,
         wait=wait,
         linger=linger,
         policy=policy,
         visibility=visibility,
         on_failure=on_failure,
-        on_event=on_event,
-        on_lost=on_lost,
     )
+    settings = LeaseSettings(queue=queue, options=options, on_event=on_event, on_lost=on_lost)
 
     async def open_session() -> LeaseSession:
         # In a thread: boto3 reads files to make a client.

@@ -23,8 +23,8 @@ from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
-    DEFAULT_LINGER_SECONDS,
     GIVE_BACK_SECONDS,
     LeaseSession,
     LeaseSettings,
@@ -33,7 +33,6 @@ from sqs_lease.keeper.session import (
     ReceivedMessages,
     SessionMessages,
     ended,
-    lease_settings,
 )
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.boto3 import Boto3Transport
@@ -53,8 +52,8 @@ _T = TypeVar("_T")
 def lease(
     queue: str,
     *,
-    max_messages: int = 10,
-    wait: Duration = 20.0,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    wait: Duration = DEFAULT_WAIT_SECONDS,
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
@@ -112,17 +111,15 @@ def lease(
     block that succeeded, ``SettlementError`` where the service refused to delete messages. The texts name the queue and
     say what to do.
     """
-    settings = lease_settings(
-        queue,
+    options = LeaseOptions.of(
         max_messages=max_messages,
         wait=wait,
         linger=linger,
         policy=policy,
         visibility=visibility,
         on_failure=on_failure,
-        on_event=on_event,
-        on_lost=on_lost,
     )
+    settings = LeaseSettings(queue=queue, options=options, on_event=on_event, on_lost=on_lost)
     return LeaseBlock(settings, client)
 
 

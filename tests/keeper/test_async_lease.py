@@ -24,7 +24,8 @@ from sqs_lease import (
 )
 from sqs_lease.asynchronous import AsyncLeaseBlock
 from sqs_lease.core.policies import Fixed
-from sqs_lease.keeper.session import LeaseSession, lease_settings
+from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.session import LeaseSession, LeaseSettings
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, Outages, ScriptedFaults, VirtualClock, run_virtual
 from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
@@ -47,17 +48,9 @@ class Program:
 
     def lease(self, queue: str = "orders", **options: Any) -> AsyncLeaseBlock:
         """What ``async_lease`` returns, on this clock; received at once, unless ``linger`` says otherwise."""
-        asked: dict[str, Any] = {
-            "max_messages": 10,
-            "wait": 0,
-            "linger": 0,
-            "policy": POLICY,
-            "visibility": None,
-            "on_failure": None,
-            "on_event": None,
-            "on_lost": "warn",
-        }
-        settings = lease_settings(queue, **{**asked, **options})
+        of_the_block = {name: options.pop(name) for name in ("on_event", "on_lost") if name in options}
+        asked = LeaseOptions.of(**{"wait": 0, "linger": 0, "policy": POLICY, **options})
+        settings = LeaseSettings(queue=queue, options=asked, **of_the_block)
 
         async def open_session() -> LeaseSession:
             return LeaseSession(self.orders.transport(), settings, clock=self.clock)

@@ -67,7 +67,7 @@ def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration |
                 f"visibility={visibility!r} contradicts the policy's own visibility={policy.visibility!r}; give it once"
             )
         return replace(policy, visibility=visibility)
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)} or a policy object, not {policy!r}")
     try:
         return POLICIES[policy](visibility=visibility)

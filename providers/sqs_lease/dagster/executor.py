@@ -56,7 +56,8 @@ from sqs_lease.dagster.run_batch.run_folders import (
 )
 from sqs_lease.dagster.run_batch.signs_of_life import signs_of_life
 from sqs_lease.dagster.verdict import StepEnds, verdict
-from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, Messages, SettlementError
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS
+from sqs_lease.keeper.session import Messages, SettlementError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 

@@ -21,11 +21,12 @@ from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
-from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS, lease_settings
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, LeaseOptions
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -306,16 +307,14 @@ def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
     if unknown := sorted(arguments.keys() - LeaseArguments.__annotations__.keys()):
         raise TypeError(f"a lease of {queue!r} takes no argument {', '.join(map(repr, unknown))}")
     _check_on_resume(arguments.get("on_resume", "refuse"))
-    lease_settings(
-        queue,
+    queue_reference(queue)
+    LeaseOptions.of(
         max_messages=arguments.get("max_messages", 1),
         wait=arguments.get("wait", 0),
         linger=arguments.get("linger", 0),
         policy=arguments.get("policy"),
         visibility=arguments.get("visibility"),
         on_failure=resolve_failure_rule(arguments.get("on_failure")),
-        on_event=None,
-        on_lost="warn",
     )
 
 

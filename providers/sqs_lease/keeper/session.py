@@ -33,30 +33,25 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from sqs_lease.clock import Clock
-from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import LeaseEvent, Outcome, Settled
 from sqs_lease.core.failure_rules import (
     Delete,
-    FailureRule,
     Release,
     Settlement,
     exception_names,
     failed_by_exception,
     named_message_ids,
-    release,
 )
-from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import resolve_policy
 from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
+from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import LeaseSpan, open_telemetry_meter
 from sqs_lease.sqs.transport import Transport
-from sqs_lease.sqs.validation import check_whole_number, queue_reference
+from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +60,6 @@ GIVE_BACK_SECONDS: Final = 10.0
 
 LISTENER_SECONDS: Final = 1.0
 """How long the end of a block waits for a listener that is still busy."""
-
-DEFAULT_LINGER_SECONDS: Final = 1.0
-"""How long a receive waits for more messages after the first ones, unless told otherwise."""
 
 _NAMED_MESSAGES: Final = 3
 
@@ -136,58 +128,18 @@ class LeaseSettings:
     """What a user asks of a lease; see :func:`sqs_lease.lease` for each.
 
     Raises:
-        ValueError: A value is out of range.
-        TypeError: A value is of another type.
+        ValueError: ``queue`` is not a queue name, URL or ARN, or ``on_lost`` is none of its values.
     """
 
     queue: str
-    max_messages: int
-    wait: Duration
-    linger: Duration
-    policy: RenewalPolicy
-    on_failure: FailureRule
-    on_event: EventListener | None
-    on_lost: OnLost
+    options: LeaseOptions
+    on_event: EventListener | None = None
+    on_lost: OnLost = "warn"
 
     def __post_init__(self) -> None:
         queue_reference(self.queue)
-        check_whole_number(self.max_messages, "max_messages", 1, MAX_IN_FLIGHT, f"leasing from {self.queue}")
-        for name, duration in (("wait", self.wait), ("linger", self.linger)):
-            seconds_of(duration, name=name)
         if self.on_lost not in ("warn", "raise"):
             raise ValueError(f"on_lost must be 'warn' or 'raise', not {self.on_lost!r}")
-        if not isinstance(self.on_failure, FailureRule):
-            raise TypeError(f"on_failure must be a failure rule such as dead_letter(), not {self.on_failure!r}")
-
-
-def lease_settings(
-    queue: str,
-    *,
-    max_messages: int,
-    wait: Duration,
-    linger: Duration,
-    policy: RenewalPolicy | str | None,
-    visibility: Duration | None,
-    on_failure: FailureRule | None,
-    on_event: EventListener | None,
-    on_lost: OnLost,
-) -> LeaseSettings:
-    """Check what a user asks of a lease, and fill in the defaults.
-
-    Raises:
-        ValueError: A value is out of range.
-        TypeError: A value is of another type.
-    """
-    return LeaseSettings(
-        queue=queue,
-        max_messages=max_messages,
-        wait=wait,
-        linger=linger,
-        policy=resolve_policy(policy, visibility=visibility),
-        on_failure=release() if on_failure is None else on_failure,
-        on_event=on_event,
-        on_lost=on_lost,
-    )
 
 
 class LeaseSession:
@@ -250,22 +202,22 @@ class LeaseSession:
             raise
 
     async def _receive(self) -> None:
-        settings, transport = self._settings, self._transport
-        queue_url = await transport.queue_url(settings.queue)
-        policy = settings.policy
+        options, transport = self._settings.options, self._transport
+        queue_url = await transport.queue_url(self._settings.queue)
+        policy = options.policy
         if policy.visibility is None:
             policy = policy.for_queue((await transport.queue_attributes(queue_url)).visibility_seconds)
         receiver = Receiver(transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
         self._keeper = keeper = Keeper(transport, clock=self._clock, meter=open_telemetry_meter())
         batch = self._batch = keeper.open_batch(
-            queue_url, policy=policy, on_failure=settings.on_failure, on_event=self._tell
+            queue_url, policy=policy, on_failure=options.on_failure, on_event=self._tell
         )
 
         def hold(reception: Reception) -> None:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
         collected = await receiver.collect(
-            settings.max_messages, wait=settings.wait, linger=settings.linger, on_received=hold
+            options.max_messages, wait=options.wait_seconds, linger=options.linger_seconds, on_received=hold
         )
         self.messages = tuple(batch.messages())
         if (received_at := batch.oldest_received_at()) is not None:

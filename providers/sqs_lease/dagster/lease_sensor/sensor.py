@@ -47,7 +47,7 @@ from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace
 from sqs_lease.dagster.targets import Job, RunConfig, Target, add_requests, jobs_of_a_list, target_argument
-from sqs_lease.keeper.session import DEFAULT_LINGER_SECONDS
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number
