@@ -1,14 +1,14 @@
 """SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure.
 
-All that is public without an orchestrator: :func:`lease` and :func:`async_lease` with their batches and errors; failure
-rules and renewal policies, and the classes to write your own with; the events that listeners are told; and the keeper,
-for programs that hold leases in another way.
+All that is public without an orchestrator: :class:`Consumer` and :class:`AsyncConsumer`, :func:`lease` and
+:func:`async_lease` with their batches and errors; failure rules and renewal policies, and the classes to write your own
+with; the events that listeners are told; and the keeper, for programs that hold leases in another way.
 """
 
 from typing import Final
 
-from sqs_lease.asynchronous import AsyncLeaseBlock, AsyncLeasedBatch, async_lease
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, lease
+from sqs_lease.asynchronous import AsyncConsumer, AsyncLeaseBlock, AsyncLeasedBatch, async_lease
+from sqs_lease.blocking import Consumer, LeaseBlock, LeasedBatch, lease
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.failure_rules import (
@@ -30,6 +30,7 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Buffered, Fixed, Growing, LeaseTimes, Never, RenewalPolicy, Threshold
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError, LeaseReport, MessageSource, Meter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.session import LeasesLostError, SettlementError
 from sqs_lease.sqs.boto3 import Boto3Transport
@@ -39,11 +40,13 @@ from sqs_lease.sqs.transport import Transport
 __version__: Final = "0.1.0"
 
 __all__ = [
+    "AsyncConsumer",
     "AsyncLeaseBlock",
     "AsyncLeasedBatch",
     "Batch",
     "Boto3Transport",
     "Buffered",
+    "Consumer",
     "DeadLetter",
     "Delete",
     "Duration",
@@ -84,6 +87,7 @@ __all__ = [
     "SqsError",
     "Threshold",
     "Transport",
+    "WrittenBatch",
     "async_lease",
     "backoff",
     "by_exception",

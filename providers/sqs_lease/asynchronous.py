@@ -9,21 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease import blocking
-from sqs_lease.core.durations import Duration
-from sqs_lease.core.failure_rules import Delete, FailureRule, Release
-from sqs_lease.core.messages import Message
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
+from sqs_lease.keeper.consuming import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    STOP_SECONDS,
+    Consuming,
+    Work,
+    class_and_place,
+)
+from sqs_lease.keeper.endings import cancelled_once, end_of
+from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
     GIVE_BACK_SECONDS,
+    LISTENER_SECONDS,
     LeaseSession,
     LeaseSettings,
     Messages,
@@ -32,6 +44,8 @@ from sqs_lease.keeper.session import (
     ended,
     to_its_end,
 )
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -100,21 +114,35 @@ def async_lease(
         visibility=visibility,
         on_failure=on_failure,
     )
-    settings = LeaseSettings(queue=queue, options=options, on_event=on_event, on_lost=on_lost)
+    settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
 
-    async def open_session() -> LeaseSession:
-        # In a thread: boto3 reads files to make a client.
-        return LeaseSession(await asyncio.to_thread(blocking.open_transport, client, queue), settings)
+    async def open_queue() -> OpenQueue:
+        return await _opened(settings, client)
 
-    return AsyncLeaseBlock(settings, open_session)
+    return AsyncLeaseBlock(settings, on_event, open_queue, closes_queue=True)
+
+
+async def _opened(settings: LeaseSettings, client: SQSClient | None) -> OpenQueue:
+    # In a thread: boto3 reads files to make a client.
+    transport = await asyncio.to_thread(blocking.open_transport, client, settings.queue)
+    return OpenQueue(transport, settings.queue, settings.options.policy)
 
 
 class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
-    """One lease, for one ``async with`` statement. Made by :func:`async_lease`."""
+    """One lease, for one ``async with`` statement. Made by :func:`async_lease` and :meth:`AsyncConsumer.lease`."""
 
-    def __init__(self, settings: LeaseSettings, open_session: Callable[[], Coroutine[Any, Any, LeaseSession]]) -> None:
+    def __init__(
+        self,
+        settings: LeaseSettings,
+        on_event: EventListener | None,
+        open_queue: Callable[[], Coroutine[Any, Any, OpenQueue]],
+        *,
+        closes_queue: bool,
+    ) -> None:
         self._settings = settings
-        self._open_session = open_session
+        self._on_event = on_event
+        self._open_queue = open_queue
+        self._closes_queue = closes_queue
         self._is_used = False
         self._open: _OpenLease | None = None
         self._entered: object = None  # the span that is current within the block
@@ -125,7 +153,8 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
                 f"This lease of {self._settings.queue} was used already: call async_lease() for each block"
             )
         self._is_used = True
-        self._open = _OpenLease(await self._open_session())
+        queue = await self._open_queue()
+        self._open = _OpenLease(queue, self._settings, self._on_event, closes_queue=self._closes_queue)
         await self._open.receive()
         self._entered = self._open.session.span.enter()
         return AsyncLeasedBatch(self._open)
@@ -142,36 +171,62 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
 class _OpenLease:
     """A session on the program's loop, for as long as a block or its batch refers to it."""
 
-    def __init__(self, session: LeaseSession) -> None:
-        self.session = session
+    def __init__(
+        self, queue: OpenQueue, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
+    ) -> None:
+        # Only this keeps the listener alive: it may lead to this very lease.
+        self._listener = None if on_event is None else Listener(on_event)
+        listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
+        self.session = LeaseSession(queue, settings, listening, closes_queue=closes_queue)
         self._loop = asyncio.get_running_loop()
         self._is_over = False
-        self._dropped = weakref.finalize(self, _give_back_dropped, self._loop, session)
+        self._dropped = weakref.finalize(self, _give_back_dropped, self._loop, self.session)
         self._dropped.atexit = False
 
     async def receive(self) -> None:
+        # In a separate context: the keeper's tasks live as long as the block, and would keep alive whatever the
+        # program's context variables refer to.
+        receiving = self._loop.create_task(self.session.receive(), context=Context())
         try:
-            # In a separate context: the keeper's tasks live as long as the block, and would keep alive whatever the
-            # program's context variables refer to.
-            await self._loop.create_task(self.session.receive(), context=Context())
+            await asyncio.shield(receiving)
         except BaseException:
-            self._is_over = True
-            self._dropped.detach()
+            # Cancelled once, however often the program is: twice would abandon polls, and what they bring.
+            await cancelled_once(receiving)
             # Also when it was cancelled just after it had received.
-            await to_its_end(self._given_back())
+            await to_its_end(self.give_back())
             raise
 
-    async def settle(self, work: Coroutine[Any, Any, None]) -> None:
-        """Settle messages within the block."""
-        if self._is_over or asyncio.get_running_loop() is not self._loop:
-            work.close()
-            if self._is_over:
-                raise ended(self.session.queue)
+    async def give_back(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._dropped.detach()
+        try:
+            await self.session.give_back()
+        finally:
+            await self._listened()
+
+    def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        """Settle messages within the block, without waiting; raise what was refused since the last call."""
+        self._check_place()
+        self.session.decide(settlements)
+        self.session.begin(settlements)
+        self.session.raise_refused()
+
+    async def flush(self) -> None:
+        """Wait until all that was settled is confirmed; raise what was refused."""
+        self._check_place()
+        await self.session.flush()
+        self.session.raise_refused()
+
+    def _check_place(self) -> None:
+        if self._is_over:
+            raise ended(self.session.queue)
+        if _running_loop() is not self._loop:
             raise RuntimeError(
                 f"This lease of {self.session.queue} belongs to another event loop: settle its messages there, from "
                 "other threads by asyncio.run_coroutine_threadsafe()"
             )
-        await work
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Ask the session something, from any thread."""
@@ -202,12 +257,6 @@ class _OpenLease:
         finally:
             await to_its_end(self._listened())
         self.session.conclude(error)
-
-    async def _given_back(self) -> None:
-        try:
-            await self.session.give_back()
-        finally:
-            await self._listened()
 
     async def _listened(self) -> None:
         if self.session.has_listener:
@@ -262,10 +311,10 @@ class AsyncLeasedBatch(SessionMessages):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused to delete some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        await self._lease.settle(self._session.settle(self._settlements(messages, Delete())))
+        self._lease.settle(self._settlements(messages, Delete()))
 
     async def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """These failed for good: settle them by the failure rule now.
@@ -278,10 +327,10 @@ class AsyncLeasedBatch(SessionMessages):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        await self._lease.settle(self._session.settle(self._session.failing(self._chosen(messages), reason, errors)))
+        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
 
     async def release(self, messages: Messages) -> None:
         """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
@@ -293,10 +342,10 @@ class AsyncLeasedBatch(SessionMessages):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        await self._lease.settle(self._session.settle(self._settlements(messages, Release())))
+        self._lease.settle(self._settlements(messages, Release()))
 
     async def fail_each(self, reasons: Mapping[str, str]) -> None:
         """Settle messages that failed for good by the failure rule now, each with its own reason.
@@ -306,11 +355,277 @@ class AsyncLeasedBatch(SessionMessages):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        await self._lease.settle(self._session.settle(self._session.failing(self._chosen(reasons), reasons)))
+        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+
+    async def flush(self) -> None:
+        """Wait until all that was settled so far is confirmed by SQS: see :meth:`sqs_lease.LeasedBatch.flush`.
+
+        Raises:
+            SettlementError: The service refused to settle some messages.
+            RuntimeError: The block has ended, or belongs to another event loop.
+        """
+        await self._lease.flush()
 
     def report(self) -> LeaseReport:
         """Counts so far; after the block, what became of all."""
         return self._lease.ask(self._count)
+
+
+class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
+    """Consumes a queue for as long as an asyncio program runs, with one client and one keeper.
+
+    ::
+
+        async with AsyncConsumer("orders", max_messages=100) as consumer:
+            await consumer.run(load, concurrency=10)
+
+    It is :class:`sqs_lease.Consumer` for coroutines: the arguments and all that is said there hold. Leases are extended
+    on the program's own event loop, so work must not block it for longer than a lease lasts. It belongs to the loop in
+    which it is first used.
+
+    Args:
+        queue: The queue's name, ARN or URL.
+        max_messages: See :class:`sqs_lease.Consumer`.
+        wait: See :class:`sqs_lease.Consumer`.
+        linger: See :class:`sqs_lease.Consumer`.
+        policy: See :func:`sqs_lease.lease`.
+        visibility: See :func:`sqs_lease.lease`.
+        on_failure: See :func:`sqs_lease.lease`.
+        on_event: See :func:`sqs_lease.lease`.
+        on_lost: See :class:`sqs_lease.Consumer`.
+        client: See :class:`sqs_lease.Consumer`.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is of another type.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        wait: Duration = DEFAULT_WAIT_SECONDS,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
+        policy: RenewalPolicy | str | None = None,
+        visibility: Duration | None = None,
+        on_failure: FailureRule | None = None,
+        on_event: EventListener | None = None,
+        on_lost: OnLost = "warn",
+        client: SQSClient | None = None,
+    ) -> None:
+        options = LeaseOptions.of(
+            max_messages=max_messages,
+            wait=wait,
+            linger=linger,
+            policy=policy,
+            visibility=visibility,
+            on_failure=on_failure,
+        )
+        self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        self._on_event = on_event
+        self._client = client
+        self._opening = asyncio.Lock()
+        self._queue: OpenQueue | None = None
+        self._is_running = False
+        self._is_closed = False
+        self._stopping = asyncio.Event()
+        self._on_stop: Callable[[], object] = _nothing
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def lease(self) -> AsyncLeaseBlock:
+        """Return one lease of the queue, for one ``async with`` statement. Any number may be open at the same time."""
+        return AsyncLeaseBlock(self._settings, self._on_event, self._open, closes_queue=False)
+
+    async def run(
+        self,
+        handle: Callable[[Message], Awaitable[object]],
+        *,
+        concurrency: int = 1,
+        stop_within: Duration = STOP_SECONDS,
+    ) -> LeaseReport:
+        """Work on one message after the other until :meth:`stop`, SIGTERM or SIGINT.
+
+        It is :meth:`sqs_lease.Consumer.run` for coroutines. When this is cancelled, work is cancelled, and all that is
+        in hand is given back.
+
+        Args:
+            handle: Works on a message: a coroutine function.
+            concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
+            stop_within: See :meth:`sqs_lease.Consumer.run`. Work that still goes on then is cancelled.
+
+        Returns:
+            Counts of all messages.
+
+        Raises:
+            ValueError: See :meth:`sqs_lease.Consumer.run`; the same for the following.
+            sqs_lease.sqs.errors.SqsError: See above.
+            LeasesLostError: See above.
+            RuntimeError: See above.
+        """
+        async with self._running(concurrency, stop_within) as (queue, seconds):
+            works: asyncio.Queue[Work] = asyncio.Queue()
+            listener = None if self._on_event is None else Listener(self._on_event)
+            listening = None if listener is None else ListenerThread(listener, self._settings.queue)
+            consuming = Consuming(queue, self._settings, listening, works.put_nowait)
+
+            async def work_until_cancelled() -> None:
+                while True:
+                    work = await works.get()
+                    if not consuming.claim(work):
+                        continue
+                    settlement: Settlement = Release()
+                    try:
+                        await handle(work.message)
+                        settlement = Delete()
+                    except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
+                        settlement = consuming.failed(work, error)
+                    finally:
+                        consuming.ended(work, settlement)
+
+            self._on_stop = consuming.stop
+            result = asyncio.get_running_loop().create_task(
+                consuming.run(stop_within_seconds=seconds), context=Context()
+            )
+            workers = [asyncio.get_running_loop().create_task(work_until_cancelled()) for _ in range(concurrency)]
+            try:
+                await asyncio.wait([result, *workers], return_when=asyncio.FIRST_COMPLETED)
+                if not result.done():
+                    # What ends a worker for good, SystemExit for example, ends all.
+                    consuming.give_up()
+            except asyncio.CancelledError:
+                consuming.give_up()
+                raise
+            finally:
+                await end_of(result)
+                for worker in workers:
+                    await cancelled_once(worker)
+                if listening is not None:
+                    await to_its_end(asyncio.to_thread(listening.end, LISTENER_SECONDS))
+            for worker in workers:
+                if not worker.cancelled() and (failure := worker.exception()) is not None:
+                    raise failure
+            return result.result()
+
+    async def run_batches(
+        self,
+        handle: Callable[[AsyncLeasedBatch], Awaitable[object]],
+        *,
+        concurrency: int = 1,
+        stop_within: Duration = STOP_SECONDS,
+    ) -> None:
+        """Work on one batch after the other until :meth:`stop`: see :meth:`sqs_lease.Consumer.run_batches`.
+
+        Args:
+            handle: Works on a batch, which is never empty: a coroutine function.
+            concurrency: How many batches are worked on at once; 1 by default.
+            stop_within: See :meth:`run`.
+
+        Raises:
+            ValueError: See :meth:`sqs_lease.Consumer.run_batches`; the same for the following.
+            sqs_lease.sqs.errors.SqsError: See above.
+            RuntimeError: See above.
+        """
+        was_answered = False
+
+        async def work_until_stopped() -> None:
+            nonlocal was_answered
+            pause_seconds = FIRST_PAUSE_SECONDS
+            while not self._stopping.is_set():
+                try:
+                    async with self.lease() as batch:
+                        was_answered, pause_seconds = True, FIRST_PAUSE_SECONDS
+                        if batch and self._stopping.is_set():
+                            await batch.release(list(batch))
+                        elif batch:
+                            await handle(batch)
+                except SqsError as error:
+                    if not was_answered:
+                        raise
+                    logger.warning("Receiving from %s failed: %s", self._settings.queue, error)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause_seconds):
+                            await self._stopping.wait()
+                    pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+                except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                    what = class_and_place(error)
+                    logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
+
+        async with self._running(concurrency, stop_within) as (queue, seconds):
+            loop = asyncio.get_running_loop()
+            workers = [loop.create_task(work_until_stopped()) for _ in range(concurrency)]
+
+            def cancel() -> None:
+                for worker in workers:
+                    worker.cancel()
+
+            def on_stop() -> None:
+                queue.stop_receiving()
+                loop.call_later(seconds, cancel)
+
+            self._on_stop = on_stop
+            try:
+                await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+                self.stop()
+                await asyncio.wait(workers)
+            finally:
+                self.stop()
+                for worker in workers:
+                    await cancelled_once(worker)
+            for worker in workers:
+                if not worker.cancelled() and (failure := worker.exception()) is not None:
+                    raise failure
+
+    def stop(self) -> None:
+        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Call it in the event loop.
+
+        A consumer that was stopped receives nothing more.
+        """
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._on_stop()
+
+    async def aclose(self) -> None:
+        """Stop, and close the client. Leases of :meth:`lease` that are open still lapse."""
+        self._is_closed = True
+        self.stop()
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            await to_its_end(queue.close())
+
+    async def _open(self) -> OpenQueue:
+        async with self._opening:
+            if self._is_closed:
+                raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
+            if self._queue is None:
+                self._queue = await _opened(self._settings, self._client)
+            return self._queue
+
+    @asynccontextmanager
+    async def _running(self, concurrency: int, stop_within: Duration) -> AsyncIterator[tuple[OpenQueue, float]]:
+        """Run in this loop, stopped by signals; give what is open, and for how long work may go on at the end."""
+        most = self._settings.options.max_messages
+        check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
+        seconds = seconds_of(stop_within, name="stop_within")
+        if self._is_running or self._stopping.is_set():
+            raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
+        queue = await self._open()
+        self._is_running = True
+        loop = asyncio.get_running_loop()
+        try:
+            with blocking.stopped_by_signals(lambda: loop.call_soon_threadsafe(self.stop)):
+                yield queue, seconds
+        finally:
+            self._is_running = False
+            self._on_stop = _nothing
+
+
+def _nothing() -> None:
+    """Do nothing."""

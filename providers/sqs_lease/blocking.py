@@ -8,24 +8,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait as wait_for
+from contextlib import AbstractContextManager, contextmanager, suppress
+from queue import SimpleQueue
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release
-from sqs_lease.core.messages import Message
+from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release, Settlement
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import EventListener, LeaseReport
-from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
+from sqs_lease.keeper.consuming import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    STOP_SECONDS,
+    Consuming,
+    Work,
+    class_and_place,
+)
+from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.loop_thread import Inbox, LoopThread, LoopThreadError
+from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
     GIVE_BACK_SECONDS,
+    LISTENER_SECONDS,
     LeaseSession,
     LeaseSettings,
     Messages,
@@ -36,10 +50,10 @@ from sqs_lease.keeper.session import (
 )
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.boto3 import Boto3Transport
-from sqs_lease.sqs.errors import TransientError
+from sqs_lease.sqs.errors import SqsError, TransientError
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import queue_reference
+from sqs_lease.sqs.validation import check_whole_number, queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -119,8 +133,8 @@ def lease(
         visibility=visibility,
         on_failure=on_failure,
     )
-    settings = LeaseSettings(queue=queue, options=options, on_event=on_event, on_lost=on_lost)
-    return LeaseBlock(settings, client)
+    settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+    return LeaseBlock(settings, on_event, lambda: _Opened(settings, client), closes_queue=True)
 
 
 def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient | None = None) -> QueueAttributes:
@@ -174,20 +188,37 @@ def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
     return Boto3Transport(boto3_client.make_client(queue=queue) if client is None else client)
 
 
-class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
-    """One lease, for one ``with`` statement. Made by :func:`lease`."""
+class _Opened:
+    """A client, a keeper and the thread that they live in: what the leases of one block, or of one consumer, share."""
 
     def __init__(self, settings: LeaseSettings, client: SQSClient | None) -> None:
+        transport = open_transport(client, settings.queue)
+        self.host = LoopThread(f"sqs-lease {settings.queue}")
+        self.queue = OpenQueue(transport, settings.queue, settings.options.policy)
+
+
+class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
+    """One lease, for one ``with`` statement. Made by :func:`lease` and :meth:`Consumer.lease`."""
+
+    def __init__(
+        self,
+        settings: LeaseSettings,
+        on_event: EventListener | None,
+        opened: Callable[[], _Opened],
+        *,
+        closes_queue: bool,
+    ) -> None:
         self._settings = settings
-        self._client = client
+        self._on_event = on_event
+        self._opened = opened
+        self._closes_queue = closes_queue
         self._open: _OpenLease | None = None
         self._entered: object = None  # the span that is current within the block
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
             raise RuntimeError(f"This lease of {self._settings.queue} was used already: call lease() for each block")
-        transport = open_transport(self._client, self._settings.queue)
-        self._open = _OpenLease(LeaseSession(transport, self._settings))
+        self._open = _OpenLease(self._opened(), self._settings, self._on_event, closes_queue=self._closes_queue)
         self._open.receive()
         self._entered = self._open.session.span.enter()
         return OwnLeasedBatch(self._open)
@@ -218,13 +249,20 @@ class _OpenLease:
     Neither the thread nor the session refers to it: when it is garbage and was not ended, they give back and end.
     """
 
-    def __init__(self, session: LeaseSession) -> None:
-        self.session = session
-        self._host = LoopThread(f"sqs-lease {session.queue}")
+    def __init__(
+        self, opened: _Opened, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
+    ) -> None:
+        # Only this keeps the listener alive: it may lead to this very lease.
+        self._listener = None if on_event is None else Listener(on_event)
+        listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
+        self.session = LeaseSession(opened.queue, settings, listening, closes_queue=closes_queue)
+        self._host = opened.host
+        self._closes_queue = closes_queue
+        self._settling = Inbox(self._host, self.session.begin)
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._has_ended = False
-        self._dropped = weakref.finalize(self, _give_back_dropped, self._host, session)
+        self._dropped = weakref.finalize(self, _give_back_dropped, self._host, self.session, ends_thread=closes_queue)
         # An interpreter that ends does not wait for it.
         self._dropped.atexit = False
 
@@ -244,12 +282,20 @@ class _OpenLease:
             self.give_back()
             raise
 
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine of the session within the block."""
+    def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        """Settle messages within the block, without waiting; raise what was refused since the last call."""
         if self.is_over:
-            coroutine.close()
             raise ended(self.session.queue)
-        return self._host.run(coroutine)
+        self.session.decide(settlements)
+        self._settling.put(settlements)
+        self.session.raise_refused()
+
+    def flush(self) -> None:
+        """Wait until all that was settled is confirmed; raise what was refused."""
+        if self.is_over:
+            raise ended(self.session.queue)
+        self._host.run(self.session.flush())
+        self.session.raise_refused()
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Ask the session something, within the block or after it."""
@@ -283,7 +329,10 @@ class _OpenLease:
             settlements = self.session.last_settlements(error)
             self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
         except BaseException as failure:
+            self.session.end_failed(failure)
             if error is None or not isinstance(failure, Exception):
+                # What became of the messages is known only when all has ended.
+                self._end()
                 self.session.conclude(failure)
                 raise
             error.add_note(f"The messages of {self.session.queue} were not settled: {failure}")
@@ -300,6 +349,8 @@ class _OpenLease:
         return True
 
     def _end(self) -> None:
+        if self._has_ended:
+            return
         self._has_ended = True
         self._dropped.detach()
         try:
@@ -307,15 +358,21 @@ class _OpenLease:
             with suppress(LoopThreadError):
                 self._host.run(self.session.give_back())
         finally:
-            self._host.stop()
+            if self._closes_queue:
+                self._host.stop()
             self.session.end_span()
             self.session.end_listening()
 
 
-def _give_back_dropped(host: LoopThread, session: LeaseSession) -> None:
+def _give_back_dropped(host: LoopThread, session: LeaseSession, *, ends_thread: bool) -> None:
     """Give back a lease that nothing refers to, without waiting for it."""
     session.end_listening(waits=False)
-    host.end_after(session.give_back_dropped())
+    if ends_thread:
+        host.end_after(session.give_back_dropped())
+    else:
+        # The consumer of the lease was closed before: then its leases lapse.
+        with suppress(LoopThreadError):
+            host.start(session.give_back_dropped())
 
 
 class LeasedBatch(ReceivedMessages, ABC):
@@ -324,8 +381,10 @@ class LeasedBatch(ReceivedMessages, ABC):
     They can be settled within its block only; the messages themselves and :meth:`report` stay. Any thread of the
     process may call these methods.
 
-    What the service refuses raises ``SettlementError`` at the call, once for each message. If that leaves the block,
-    the messages that are not settled yet are visible again at once: their work is not at fault.
+    To settle does not wait: SQS settles ten messages by one call, so those that are settled one by one are gathered for
+    a tenth of a second at most. :meth:`flush` waits until all are confirmed, and so does the end of the block. What the
+    service refused raises ``SettlementError``, once for each message, at the next call or at the end of the block. If
+    that leaves the block, the messages that are not settled yet are visible again at once: their work is not at fault.
     """
 
     @abstractmethod
@@ -350,7 +409,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused to delete some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
         """
 
@@ -366,7 +425,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
         """
 
@@ -381,7 +440,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
         """
 
@@ -394,7 +453,18 @@ class LeasedBatch(ReceivedMessages, ABC):
 
         Raises:
             KeyError: One is not of this batch.
-            SettlementError: The service refused it for some of them.
+            SettlementError: The service refused to settle some messages before.
+            RuntimeError: The block has ended.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Wait until all that was settled so far is confirmed by SQS.
+
+        It does not wait for a message of a FIFO queue that is behind another one whose work goes on.
+
+        Raises:
+            SettlementError: The service refused to settle some messages.
             RuntimeError: The block has ended.
         """
 
@@ -421,20 +491,23 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     def succeed(self, messages: Messages) -> None:
         """See :meth:`LeasedBatch.succeed`."""
-        self._lease.run(self._session.settle(self._settlements(messages, Delete())))
+        self._lease.settle(self._settlements(messages, Delete()))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """See :meth:`LeasedBatch.fail`."""
-        settlements = self._session.failing(self._chosen(messages), reason, errors)
-        self._lease.run(self._session.settle(settlements))
+        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
 
     def release(self, messages: Messages) -> None:
         """See :meth:`LeasedBatch.release`."""
-        self._lease.run(self._session.settle(self._settlements(messages, Release())))
+        self._lease.settle(self._settlements(messages, Release()))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """See :meth:`LeasedBatch.fail_each`."""
-        self._lease.run(self._session.settle(self._session.failing(self._chosen(reasons), reasons)))
+        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+
+    def flush(self) -> None:
+        """See :meth:`LeasedBatch.flush`."""
+        self._lease.flush()
 
     def report(self) -> LeaseReport:
         """See :meth:`LeasedBatch.report`."""
@@ -452,7 +525,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
             KeyError: One is not of this batch.
             RuntimeError: The block has ended.
         """
-        self._lease.run(self._session.settle(self._settlements(messages, Expire())))
+        self._lease.settle(self._settlements(messages, Expire()))
 
     def certain_seconds(self) -> float | None:
         """How long all held messages stay invisible from now on if no further extension succeeds, in seconds.
@@ -460,3 +533,318 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
         None if no message is held, or if a lease has lapsed.
         """
         return self._lease.ask(self._session.batch.certain_seconds)
+
+
+class Consumer(AbstractContextManager["Consumer"]):
+    """Consumes a queue for as long as a program runs, with one client, one keeper and one thread.
+
+    ::
+
+        with Consumer("orders", max_messages=100) as consumer:
+            consumer.run(load, concurrency=10)
+
+    It gives single messages (:meth:`run`), batches (:meth:`run_batches`), or one lease after the other (:meth:`lease`).
+    Leases are extended while the work goes on, and settled by its end, as by :func:`lease`: all that is said there of
+    failure rules, FIFO order and interruptions holds here. Nothing is opened before the first use, so a process may
+    fork before that.
+
+    Args:
+        queue: The queue's name, ARN or URL.
+        max_messages: Most messages that are in hand at once, waiting for a worker or worked on; 10 by default. Messages
+            that wait are invisible to other consumers: where work takes long, as many as are worked on at once is
+            best.
+        wait: How long a lease waits for a first message; 20 s by default. :meth:`run` waits until it is stopped.
+        linger: How long a lease waits for more once one came; 1 s by default.
+        policy: See :func:`lease`.
+        visibility: See :func:`lease`. The queue's own is read once.
+        on_failure: See :func:`lease`.
+        on_event: See :func:`lease`.
+        on_lost: See :func:`lease`. With ``"raise"``, :meth:`run` stops at the first lease that is lost or lapses, and
+            raises ``LeasesLostError``.
+        client: An SQS client of boto3, which the consumer closes; by default the one that :func:`lease` makes.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is of another type.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        wait: Duration = DEFAULT_WAIT_SECONDS,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
+        policy: RenewalPolicy | str | None = None,
+        visibility: Duration | None = None,
+        on_failure: FailureRule | None = None,
+        on_event: EventListener | None = None,
+        on_lost: OnLost = "warn",
+        client: SQSClient | None = None,
+    ) -> None:
+        options = LeaseOptions.of(
+            max_messages=max_messages,
+            wait=wait,
+            linger=linger,
+            policy=policy,
+            visibility=visibility,
+            on_failure=on_failure,
+        )
+        self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        self._on_event = on_event
+        self._client = client
+        self._opening = threading.Lock()
+        self._opened: _Opened | None = None
+        self._is_running = False
+        self._is_closed = False
+        self._stopping = threading.Event()
+        self._on_stop: Callable[[], object] = _nothing
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def lease(self) -> LeaseBlock:
+        """Return one lease of the queue, for one ``with`` statement: as :func:`lease`, without opening anything.
+
+        Any number of threads may have leases at the same time.
+        """
+        return LeaseBlock(self._settings, self._on_event, self._open, closes_queue=False)
+
+    def run(
+        self, handle: Callable[[Message], object], *, concurrency: int = 1, stop_within: Duration = STOP_SECONDS
+    ) -> LeaseReport:
+        """Work on one message after the other until :meth:`stop`, SIGTERM or SIGINT.
+
+        A message is deleted when ``handle`` returns, and settled by ``on_failure`` when it raises an ``Exception``,
+        of which the class and the place are logged; its text may quote the message. On a FIFO queue, messages of one
+        group are worked on one after the other; if one goes back, those behind it go back unworked.
+
+        Errors of receiving that come later than the first answer are logged, and it polls again with growing pauses
+        up to 10 s. Signals are handled if this is the main thread: the first one stops, and the next one has its usual
+        effect.
+
+        Args:
+            handle: Works on a message. It is called in this thread, and in others where ``concurrency`` is above 1.
+            concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
+            stop_within: How long work that has begun may go on when the consumer stops; 20 s by default. What waits is
+                visible again at once; then also that of work that still goes on.
+
+        Returns:
+            Counts of all messages.
+
+        Raises:
+            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
+            LeasesLostError: See ``on_lost``.
+            RuntimeError: The consumer was stopped or closed, or runs already.
+        """
+        with self._running(concurrency, stop_within) as (opened, seconds):
+            works: SimpleQueue[Work | None] = SimpleQueue()
+            listener = None if self._on_event is None else Listener(self._on_event)
+            listening = None if listener is None else ListenerThread(listener, self._settings.queue)
+            consuming = Consuming(opened.queue, self._settings, listening, works.put)
+            ends = Inbox[tuple[Work, Settlement]](opened.host, lambda end: consuming.ended(*end))
+
+            def work_until_stopped() -> None:
+                while (work := works.get()) is not None:
+                    if not consuming.claim(work):
+                        continue
+                    settlement: Settlement = Release()
+                    try:
+                        handle(work.message)
+                        settlement = Delete()
+                    except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
+                        settlement = consuming.failed(work, error)
+                    finally:
+                        ends.put((work, settlement))
+
+            def end_workers(_: object) -> None:
+                for _ in range(concurrency):
+                    works.put(None)
+
+            result = opened.host.start(consuming.run(stop_within_seconds=seconds))
+            result.add_done_callback(end_workers)
+            self._on_stop = lambda: opened.host.post(consuming.stop)
+            if self._stopping.is_set():
+                self._on_stop()
+            try:
+                self._work(work_until_stopped, concurrency)
+                return result.result()
+            finally:
+                if not result.done():
+                    # An interruption: all is given back without waiting for work.
+                    opened.host.post(consuming.give_up)
+                    wait_for([result])
+                if listening is not None:
+                    listening.end(LISTENER_SECONDS)
+
+    def run_batches(
+        self, handle: Callable[[LeasedBatch], object], *, concurrency: int = 1, stop_within: Duration = STOP_SECONDS
+    ) -> None:
+        """Work on one batch after the other until :meth:`stop`, SIGTERM or SIGINT.
+
+        Each batch is a lease of its own: what its end makes of its messages is said at :func:`lease`. What ``handle``
+        raises is logged, by its class, and the next batch follows.
+
+        Args:
+            handle: Works on a batch, which is never empty. See :meth:`run`.
+            concurrency: How many batches are worked on at once; 1 by default. Each has up to ``max_messages``.
+            stop_within: See :meth:`run`.
+
+        Raises:
+            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
+            RuntimeError: The consumer was stopped or closed, or runs already.
+        """
+        blocks: dict[LeaseBlock, None] = {}  # those that are open
+        was_answered = threading.Event()
+
+        def work_until_stopped() -> None:
+            pause_seconds = FIRST_PAUSE_SECONDS
+            while not self._stopping.is_set():
+                block = self.lease()
+                blocks[block] = None
+                try:
+                    with block as batch:
+                        was_answered.set()
+                        pause_seconds = FIRST_PAUSE_SECONDS
+                        if batch and self._stopping.is_set():
+                            batch.release(list(batch))
+                        elif batch:
+                            handle(batch)
+                except SqsError as error:
+                    if not was_answered.is_set():
+                        raise
+                    logger.warning("Receiving from %s failed: %s", self._settings.queue, error)
+                    self._stopping.wait(pause_seconds)
+                    pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+                except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                    what = class_and_place(error)
+                    logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
+                finally:
+                    del blocks[block]
+
+        def give_back() -> None:
+            for block in tuple(blocks):
+                logger.warning("The work on a batch of %s did not end in time: it is given back", self._settings.queue)
+                block.give_back()
+
+        with self._running(concurrency, stop_within) as (opened, seconds):
+            late = threading.Timer(seconds, give_back)
+            late.daemon = True
+
+            def on_stop() -> None:
+                opened.host.post(opened.queue.stop_receiving)
+                late.start()
+
+            self._on_stop = on_stop
+            if self._stopping.is_set():
+                on_stop()
+            try:
+                self._work(work_until_stopped, concurrency)
+            finally:
+                self.stop()
+                late.cancel()
+
+    def stop(self) -> None:
+        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. For any thread, or a signal.
+
+        A consumer that was stopped receives nothing more.
+        """
+        if not self._stopping.is_set():
+            self._stopping.set()
+            with suppress(LoopThreadError):
+                self._on_stop()
+
+    def close(self) -> None:
+        """Stop, and close the client and the thread. Leases of :meth:`lease` that are open still lapse."""
+        self._is_closed = True
+        self.stop()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            try:
+                with suppress(LoopThreadError):
+                    opened.host.run(opened.queue.close())
+            finally:
+                opened.host.stop()
+
+    def _open(self) -> _Opened:
+        with self._opening:
+            if self._is_closed:
+                raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
+            if self._opened is None:
+                self._opened = _Opened(self._settings, self._client)
+            return self._opened
+
+    @contextmanager
+    def _running(self, concurrency: int, stop_within: Duration) -> Iterator[tuple[_Opened, float]]:
+        """Run in this thread, stopped by signals; give what is open, and for how long work may go on at the end."""
+        most = self._settings.options.max_messages
+        check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
+        seconds = seconds_of(stop_within, name="stop_within")
+        if self._is_running or self._stopping.is_set():
+            raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
+        opened = self._open()
+        self._is_running = True
+        try:
+            with stopped_by_signals(self.stop):
+                yield opened, seconds
+        finally:
+            self._is_running = False
+            self._on_stop = _nothing
+
+    def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> None:
+        """Work in this thread and in others. What ends one of them for good ends all, and is raised here."""
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                work_until_stopped()
+            except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+                errors.append(error)
+                self.stop()
+
+        threads = [
+            # Daemons: work that does not end keeps neither the consumer nor the interpreter from ending.
+            threading.Thread(target=work, name=f"sqs-lease worker {self._settings.queue}", daemon=True)
+            for _ in range(concurrency - 1)
+        ]
+        for thread in threads:
+            thread.start()
+        work_until_stopped()
+        if errors:
+            raise errors[0]
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call a function at the first SIGTERM or SIGINT, in the main thread; the next one has its usual effect."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        restore()
+        logger.info("Stopping at signal %d", number)
+        stop()
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    before: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        # One that is ignored stays so, and one that was not set from Python could not be restored.
+        if handler not in (signal.SIG_IGN, None):
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()

@@ -24,6 +24,7 @@ from sqs_lease import (
 )
 from sqs_lease.asynchronous import AsyncLeaseBlock
 from sqs_lease.core.policies import Fixed
+from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSession, LeaseSettings
 from sqs_lease.sqs.errors import AccessDeniedError
@@ -48,14 +49,14 @@ class Program:
 
     def lease(self, queue: str = "orders", **options: Any) -> AsyncLeaseBlock:
         """What ``async_lease`` returns, on this clock; received at once, unless ``linger`` says otherwise."""
-        of_the_block = {name: options.pop(name) for name in ("on_event", "on_lost") if name in options}
+        on_event, on_lost = options.pop("on_event", None), options.pop("on_lost", "warn")
         asked = LeaseOptions.of(**{"wait": 0, "linger": 0, "policy": POLICY, **options})
-        settings = LeaseSettings(queue=queue, options=asked, **of_the_block)
+        settings = LeaseSettings(queue=queue, options=asked, on_lost=on_lost)
 
-        async def open_session() -> LeaseSession:
-            return LeaseSession(self.orders.transport(), settings, clock=self.clock)
+        async def open_queue() -> OpenQueue:
+            return OpenQueue(self.orders.transport(), queue, asked.policy, clock=self.clock)
 
-        return AsyncLeaseBlock(settings, open_session)
+        return AsyncLeaseBlock(settings, on_event, open_queue, closes_queue=True)
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ def test_messages_are_held_while_the_program_works_and_deleted_at_the_end(progra
             first, second, _ = batch
             await batch.fail(first, "it is bad")
             await batch.succeed(second.message_id)
+            assert not batch.still_held(second)
+            await batch.flush()
             assert queue.visible == ["a"]
             assert not batch.still_held(second)
         report = batch.report()
@@ -233,7 +236,7 @@ class TestCancellation:
             assert program.clock.now() <= 2 + 10 + 20, "ten seconds, and what its calls under way may take"
 
         program.run(main)
-        assert "could be given back within 10 s" in caplog.text
+        assert "could be settled in time" in caplog.text
 
 
 def slow(operation: Operation, seconds: float) -> Callable[[Any], Fault]:
@@ -265,14 +268,15 @@ class TestWhatWasNotAsAsked:
 
         program.run(main)
 
-    def test_what_the_service_refuses_is_an_error_at_the_call(self, program: Program) -> None:
+    def test_what_the_service_refuses_is_an_error_when_it_is_waited_for(self, program: Program) -> None:
         program.orders.queue.send("a")
         program.orders.faults = refused(Operation.DELETE)
 
         async def main() -> None:
             async with program.lease() as batch:
+                await batch.succeed(batch)
                 with pytest.raises(SettlementError):
-                    await batch.succeed(batch)
+                    await batch.flush()
                 with pytest.raises(KeyError):
                     await batch.release("a stranger")
 

@@ -106,6 +106,7 @@ def test_messages_that_fail_together_keep_the_reason_of_each(
     with lease(queue, max_messages=3, linger=120, client=make_client(), on_failure=dead_letter()) as batch:
         reasons = {message.message_id: f"not {message.body}" for message in batch if message.body != "message 0"}
         batch.fail_each(reasons)
+        batch.flush()
         assert batch.report().dead_lettered == 2
     messages = sqs.receive_message(QueueUrl=dead, MaxNumberOfMessages=10, MessageAttributeNames=["All"])["Messages"]
     said = {message["Body"]: message["MessageAttributes"]["sqs_lease_reason"]["StringValue"] for message in messages}

@@ -190,6 +190,7 @@ class TestABlockThatIsDropped:
         batch = lease("orders", linger=0).__enter__()
         gc.collect()
         batch.succeed(batch)
+        batch.flush()
         assert orders.queue.deleted == 1
 
     def test_a_host_may_give_back_what_will_not_be_left(self, orders: Orders) -> None:
@@ -348,18 +349,40 @@ class TestWhatTheServiceRefuses:
         orders.faults = refused(Operation.DELETE, places=1)
         with lease("orders", linger=0) as batch:
             first, _ = batch
+            batch.succeed(first)
             with pytest.raises(SettlementError, match="1 messages"):
-                batch.succeed(first)
+                batch.flush()
             batch.release(batch)
         assert orders.queue.visible == ["b"]
 
     def test_if_that_leaves_the_block_the_rest_is_given_back_whatever_the_failure_rule(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
         orders.faults = refused(Operation.DELETE)
-        with pytest.raises(SettlementError), lease("orders", linger=0, on_failure=dead_letter()) as batch:
-            batch.succeed(next(iter(batch)))
+
+        def work() -> None:
+            with lease("orders", linger=0, on_failure=dead_letter()) as batch:
+                batch.succeed(next(iter(batch)))
+                batch.flush()
+
+        with pytest.raises(SettlementError):
+            work()
         assert orders.queue.visible == ["b"]
         assert orders.queue.dead_letters == []
+
+    def test_what_was_refused_is_raised_at_the_next_call(self, orders: Orders) -> None:
+        orders.queue.send("a", "b")
+        orders.faults = refused(Operation.DELETE)
+
+        def work() -> None:
+            with lease("orders", linger=0) as batch:
+                first, second = batch
+                batch.succeed(first)
+                eventually(lambda: batch.report().failed == 1)
+                batch.release(second)
+
+        with pytest.raises(SettlementError, match="1 messages"):
+            work()
+        assert orders.queue.visible == ["b"]
 
     def test_an_interruption_takes_it_to_the_log(self, orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
         orders.queue.send("a")

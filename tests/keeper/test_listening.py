@@ -9,14 +9,15 @@ import pytest
 
 from sqs_lease.core.events import LeaseEvent, Lost
 from sqs_lease.core.messages import Receipt
-from sqs_lease.keeper.listening import ListenerThread
+from sqs_lease.keeper.listening import Listener, ListenerThread
 
 EVENTS = [Lost(Receipt(f"m{number}", "handle"), "gone") for number in range(3)]
 
 
 def test_it_is_told_of_all_events_in_their_order_before_the_end() -> None:
     told: list[LeaseEvent] = []
-    listening = ListenerThread(told.append, "orders")
+    listener = Listener(told.append)
+    listening = ListenerThread(listener, "orders")
     for event in EVENTS:
         listening.tell(event)
     listening.end(60)
@@ -34,7 +35,8 @@ def test_one_that_fails_is_told_of_the_rest_and_its_first_error_alone_is_logged(
         assert callable(fails)
         fails()
 
-    listening = ListenerThread(listen, "orders")
+    listener = Listener(listen)
+    listening = ListenerThread(listener, "orders")
     for event in EVENTS:
         listening.tell(event)
     listening.end(60)
@@ -52,7 +54,8 @@ def test_one_that_blocks_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> 
         begun.set()
         goes_on.wait(60)
 
-    listening = ListenerThread(listen, "orders")
+    listener = Listener(listen)
+    listening = ListenerThread(listener, "orders")
     listening.tell(EVENTS[0])
     assert begun.wait(60)
     listening.end(0.01)
@@ -68,12 +71,14 @@ def test_one_that_ends_what_it_listens_to_does_not_wait_for_itself() -> None:
         assert current_thread().name == "sqs-lease events orders"
         ended.set()
 
-    listening = ListenerThread(listen, "orders")
+    listener = Listener(listen)
+    listening = ListenerThread(listener, "orders")
     listening.tell(EVENTS[0])
     assert ended.wait(60)
 
 
 def test_without_an_event_there_is_no_thread() -> None:
-    listening = ListenerThread(lambda event: None, "orders")
+    listener = Listener(lambda event: None)
+    listening = ListenerThread(listener, "orders")
     listening.end(60)
     assert listening._thread is None

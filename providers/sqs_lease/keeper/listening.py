@@ -1,9 +1,15 @@
-"""Tells a user's listener what happens to leases, in a separate thread: it may block, raise, or ask the batch."""
+"""Tells a user's listener what happens to leases, in a separate thread: it may block, raise, or ask the batch.
+
+The listener may be a method of what owns the lease, and a thread keeps alive what it refers to: a dropped lease
+would be extended for as long as its thread lived. So only the owner of the lease refers to the listener, by a
+:class:`Listener`, and the thread looks it up for each event.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from queue import SimpleQueue
 
 from sqs_lease.core.events import LeaseEvent
@@ -12,16 +18,24 @@ from sqs_lease.keeper.batch import EventListener
 logger = logging.getLogger(__name__)
 
 
+class Listener:
+    """A user's listener, for as long as the owner of the lease keeps this."""
+
+    def __init__(self, listener: EventListener) -> None:
+        self.call = listener
+
+
 class ListenerThread:
     """Calls a listener for one event after the other. Its thread starts with the first event.
 
     Args:
-        listener: The listener. Its first failure is logged, and it still gets the events that follow.
+        listener: The listener. Its first failure is logged, and it still gets the events that follow. When its owner
+            is gone, nothing more is told.
         queue: The queue, for the log.
     """
 
-    def __init__(self, listener: EventListener, queue: str) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener, queue: str) -> None:
+        self._listener = weakref.ref(listener)
         self._queue = queue
         self._events: SimpleQueue[LeaseEvent | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -50,14 +64,22 @@ class ListenerThread:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            try:
-                self._listener(event)
-            except BaseException:
-                # SystemExit, too: it would end this thread, and the listener would miss all later events.
-                if not self._failed:
-                    self._failed = True
-                    logger.exception(
-                        "The listener of a lease of %s failed on %s; its further failures are not logged",
-                        self._queue,
-                        type(event).__name__,
-                    )
+            self._tell(event)
+            # An event leads to nothing of the user's, but is not kept while the next one is awaited either.
+            del event
+
+    def _tell(self, event: LeaseEvent) -> None:
+        listener = self._listener()
+        if listener is None:
+            return
+        try:
+            listener.call(event)
+        except BaseException:
+            # SystemExit, too: it would end this thread, and the listener would miss all later events.
+            if not self._failed:
+                self._failed = True
+                logger.exception(
+                    "The listener of a lease of %s failed on %s; its further failures are not logged",
+                    self._queue,
+                    type(event).__name__,
+                )

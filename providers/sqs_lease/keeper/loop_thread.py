@@ -18,13 +18,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 _T = TypeVar("_T")
 
@@ -103,6 +104,43 @@ class LoopThread:
                 # It never began: closed, so that Python does not warn of it.
                 coroutine.close()
 
+    def post(self, callback: Callable[[], object]) -> None:
+        """Call a function in the loop soon, without waiting. It must not raise. It does not see the caller's context.
+
+        Raises:
+            LoopThreadError: The loop has ended, or is in another process.
+        """
+        if self._process != os.getpid() or self._calls.ended is not None:
+            raise LoopThreadError(f"No more calls can be made: {self._calls.ended or 'this is a forked child'}")
+        try:
+            self._loop.call_soon_threadsafe(callback, context=Context())
+        except RuntimeError as error:
+            raise LoopThreadError(f"No more calls can be made: {self._calls.ended}") from error
+
+    def start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Begin a coroutine in the loop, and return where its result will be. If the loop ends, that is an error.
+
+        Raises:
+            LoopThreadError: As :meth:`run` does.
+        """
+        result: Future[_T] = Future()
+
+        def begin() -> None:
+            self._loop.create_task(coroutine).add_done_callback(ended)
+
+        def ended(task: asyncio.Task[_T]) -> None:
+            self._calls.remove(result)
+            _pass_on(result, task)
+
+        try:
+            self._refuse_if_nobody_would_answer()
+            self._calls.add(result)
+            self._loop.call_soon_threadsafe(begin, context=Context())
+        except BaseException:
+            coroutine.close()
+            raise
+        return result
+
     def end_after(self, last: Coroutine[Any, Any, object]) -> None:
         """Run a last coroutine, and end when it has ended. Nothing is waited for, so any thread may call this.
 
@@ -164,6 +202,38 @@ class LoopThread:
                 f"This was called in the thread {self._thread.name!r} itself, which would wait for itself for ever: "
                 "policies, meters and other callbacks of a keeper must not call back into it"
             )
+
+
+class Inbox(Generic[_T]):
+    """Takes values from any thread into a loop, many of them by one wake of it: a wake costs more than a value.
+
+    Args:
+        host: The loop and its thread.
+        take: Called in the loop with each value, in their order. It must not raise.
+    """
+
+    def __init__(self, host: LoopThread, take: Callable[[_T], object]) -> None:
+        self._host = host
+        self._take = take
+        self._values: deque[_T] = deque()
+        self._is_posted = False
+
+    def put(self, value: _T) -> None:
+        """Pass a value on, without waiting.
+
+        Raises:
+            LoopThreadError: See :meth:`LoopThread.post`.
+        """
+        self._values.append(value)
+        if not self._is_posted:
+            self._is_posted = True
+            self._host.post(self._empty)
+
+    def _empty(self) -> None:
+        # First, so that a value that comes meanwhile is seen here, or posted again.
+        self._is_posted = False
+        while self._values:
+            self._take(self._values.popleft())
 
 
 class _Calls:

@@ -41,7 +41,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -65,6 +65,9 @@ logger = logging.getLogger(__name__)
 
 MAX_POLLS: Final = 10
 """The most long polls that one collection has in flight."""
+
+LONGEST_STREAM_POLL_SECONDS: Final = 10
+"""The longest poll of a consumer: so long it may take to stop, for a poll that was sent is never cancelled."""
 
 LOST_ANSWER_SECONDS: Final = 10.0
 """How long a collection asks again for the lost answers of a FIFO queue, counted from the end of its waiting."""
@@ -184,6 +187,27 @@ class Receiver:
         finally:
             self._collections.discard(collection)
 
+    def stream(self, room: Callable[[], int], on_received: ReceptionListener) -> Stream:
+        """Receive for as long as a consumer lives: see :class:`Stream`.
+
+        Args:
+            room: Called in the event loop: how many more messages are wanted now; 0 for none.
+            on_received: See :meth:`collect`.
+        """
+        stream = Stream(
+            self._transport,
+            self.queue_url,
+            visibility_seconds=self._visibility_seconds,
+            clock=self._clock,
+            random=self._random,
+            room=room,
+            on_received=on_received,
+        )
+        self._collections.add(stream)
+        if self._stopped:
+            stream.stop()
+        return stream
+
     def stop(self) -> None:
         """Stop polling, now and later. Each collection under way ends when its polls in flight are answered."""
         self._stopped = True
@@ -237,6 +261,7 @@ class _Collection:
         self._lost: list[_Poll] = []
         self._concurrency = 1
         self._polled = False
+        self._was_answered = False
         self._closing = False
         self._stopped = False
         self._wake = asyncio.Event()
@@ -291,11 +316,15 @@ class _Collection:
         if self._lost:
             return self._lost.pop(0)
         reserved = sum(poll.max_messages for poll in self._polls.values())
-        missing = self._max_messages - len(self._messages) - reserved
+        missing = self._missing() - reserved
         if missing <= 0 or (self._polled and now >= self._ends_at):
             return None
         attempt_id = f"{self._random.getrandbits(128):032x}" if self._fifo else None
         return _Poll(min(missing, MAX_BATCH_ENTRIES), attempt_id)
+
+    def _missing(self) -> int:
+        """How many more messages are wanted, without those that polls in flight may bring."""
+        return self._max_messages - len(self._messages)
 
     def _seconds_to_next_step(self) -> float | None:
         """How long until something is due even without an answer to a poll; None if only answers matter."""
@@ -340,8 +369,7 @@ class _Collection:
     # Polling
 
     def _start(self, poll: _Poll, now: float) -> None:
-        left_seconds = math.ceil(self._ends_at - now)
-        poll.wait_seconds = max(min(self._longest_poll_seconds, left_seconds), 0)
+        poll.wait_seconds = max(math.ceil(min(self._longest_poll_seconds, self._ends_at - now)), 0)
         poll.asked_at = poll.sent_at = now
         poll.sent = False
         self._polled = True
@@ -369,6 +397,7 @@ class _Collection:
             self._failed(poll, error)
             return
         # Nothing is awaited between the answer and handing it over, so nothing can come in between.
+        self._was_answered = True
         self._passing = None
         self._failures = 0
         if messages:
@@ -415,19 +444,31 @@ class _Collection:
             logger.info("Dropped %s: they came after newer deliveries of the same messages", named)
         if not new:
             return
-        if not self._messages:
-            self._ends_at = self._clock.now() + self._linger_seconds
-        self._messages.update(new)
+        self._note(new)
         received_at = poll.asked_at if poll.first_sent_at is None else poll.first_sent_at
         self._on_received(Reception(tuple(new.values()), received_at, poll.sent_at))
 
+    def _note(self, new: Mapping[str, Message]) -> None:
+        """Take in what was received, before it is handed over."""
+        if not self._messages:
+            self._ends_at = self._clock.now() + self._linger_seconds
+        self._messages.update(new)
+
+    def _is_fatal(self, error: SqsError) -> bool:
+        """Whether an error ends the collection, and is raised."""
+        return error.verdict is Verdict.REFUSED
+
+    def _ends_with(self, error: SqsError) -> bool:
+        """Whether an error that may pass ends the collection all the same."""
+        return isinstance(error, OverLimitError)
+
     def _failed(self, poll: _Poll, error: SqsError) -> None:
-        if error.verdict is Verdict.REFUSED:
+        if self._is_fatal(error):
             self._fatal = self._fatal or error
             self._close()
             return
         self._passing = error
-        if isinstance(error, OverLimitError):
+        if self._ends_with(error):
             self._close()
             return
         now = self._clock.now()
@@ -463,6 +504,67 @@ class _Collection:
             while self._polls:
                 await asyncio.wait(self._polls)
         except asyncio.CancelledError:
+            logger.warning(
+                "Receiving from %s was cancelled twice: %d polls are abandoned, and messages that they bring stay "
+                "invisible for their visibility timeout of %d s",
+                self._queue_url,
+                len(self._polls),
+                self._visibility_seconds,
+            )
             for task in self._polls:
                 task.cancel()
             raise
+
+
+class Stream(_Collection):
+    """A receive that goes on until it is stopped; made by :meth:`Receiver.stream`.
+
+    It differs from a collection in this. How many messages are missing is asked before each poll. After an error it
+    polls again, with the same pauses, as long as it was answered once: a policy may be corrected while a consumer
+    lives, but a queue that cannot be used from the start is told at once. Of what was received it keeps nothing.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        queue_url: str,
+        *,
+        visibility_seconds: int,
+        clock: Clock,
+        random: Random,
+        room: Callable[[], int],
+        on_received: ReceptionListener,
+    ) -> None:
+        super().__init__(
+            transport,
+            queue_url,
+            visibility_seconds=visibility_seconds,
+            clock=clock,
+            random=random,
+            max_messages=0,
+            wait_seconds=math.inf,
+            linger_seconds=0.0,
+            on_received=on_received,
+        )
+        self._room = room
+        self._longest_poll_seconds = min(self._longest_poll_seconds, LONGEST_STREAM_POLL_SECONDS)
+
+    def look(self) -> None:
+        """Ask for the room again: there may be more of it."""
+        self._wake.set()
+
+    def _advance(self) -> bool:
+        super()._advance()
+        return bool(self._polls) or not self._closing
+
+    def _missing(self) -> int:
+        return self._room()
+
+    def _note(self, new: Mapping[str, Message]) -> None:
+        """Keep nothing."""
+
+    def _is_fatal(self, error: SqsError) -> bool:
+        return error.verdict is Verdict.REFUSED and not self._was_answered
+
+    def _ends_with(self, error: SqsError) -> bool:
+        return False

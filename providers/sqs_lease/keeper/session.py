@@ -4,7 +4,8 @@ A session belongs to an event loop, and is used like this:
 
 - :meth:`LeaseSession.receive` takes the messages. If it fails or is interrupted, everything is given back plainly: the
   failure rule is for work that failed, and none has begun.
-- :meth:`LeaseSession.settle` settles some while the block runs.
+- :meth:`LeaseSession.settle` settles some while the block runs, without waiting: SQS settles ten messages by one call,
+  so those that are settled one by one are gathered for :data:`GATHERED_SECONDS`. :meth:`LeaseSession.flush` waits.
 - :meth:`LeaseSession.finish` settles what is left when the block ends, by :meth:`LeaseSession.last_settlements`.
 - :meth:`LeaseSession.give_back` replaces it where the block will never end: its generator was dropped.
 
@@ -18,21 +19,23 @@ A session belongs to an event loop, and is used like this:
 | was interrupted (``KeyboardInterrupt``, cancellation, ...) | - | visible again at once |
 | raised what this lease itself raised: ``SettlementError`` | - | visible again at once |
 
-**What is not as asked is told.** Where the service refused a settlement, by :class:`SettlementError`. Where leases were
-lost or lapsed, by a warning, or by :class:`LeasesLostError` if the user chose so. An exception of the block's own goes
-on, with a note.
+**An interruption while the block's end settles** (a second Ctrl-C, a cancellation) ends nothing at once: what was
+decided is carried out for up to :data:`GIVE_BACK_SECONDS`, and then the interruption goes on.
+
+**What is not as asked is told.** Where the service refused a settlement, or did not confirm it before the end, by
+:class:`SettlementError`: at the next call, or at the end of the block. Where leases were lost or lapsed, by a warning,
+or by :class:`LeasesLostError` if the user chose so. An exception of the block's own goes on, with a note.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome, Settled
 from sqs_lease.core.failure_rules import (
     Delete,
@@ -44,13 +47,13 @@ from sqs_lease.core.failure_rules import (
 )
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
-from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
+from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import LeaseOptions
-from sqs_lease.keeper.receiver import Receiver, Reception
-from sqs_lease.keeper.telemetry import LeaseSpan, open_telemetry_meter
-from sqs_lease.sqs.transport import Transport
+from sqs_lease.keeper.receiver import Reception
+from sqs_lease.keeper.telemetry import LeaseSpan
 from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
@@ -58,10 +61,15 @@ logger = logging.getLogger(__name__)
 GIVE_BACK_SECONDS: Final = 10.0
 """How long the end of an interrupted block waits for its messages to be released. What is left then lapses."""
 
+GATHERED_SECONDS: Final = 0.1
+"""How long a message that is settled within its block waits for others, to be settled with them by one call of ten."""
+
 LISTENER_SECONDS: Final = 1.0
 """How long the end of a block waits for a listener that is still busy."""
 
 _NAMED_MESSAGES: Final = 3
+
+_NOT_CONFIRMED: Final = "the block ended before SQS had confirmed it"
 
 OnLost: TypeAlias = Literal["warn", "raise"]
 """What the end of a block makes of leases that were lost or lapsed: a warning, or an error."""
@@ -146,24 +154,27 @@ class LeaseSession:
     """One lease. Coroutines run in the event loop that it is made for; other methods say where they may be called.
 
     Args:
-        transport: Reaches SQS; the session closes it.
+        queue: The queue, opened or not.
         settings: What was asked for.
-        clock: Source of time; the machine's by default.
+        listening: Tells the user's listener; None without one.
+        closes_queue: Whether the queue is closed with the session.
     """
 
-    def __init__(self, transport: Transport, settings: LeaseSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, queue: OpenQueue, settings: LeaseSettings, listening: ListenerThread | None, *, closes_queue: bool
+    ) -> None:
         self.messages: tuple[Message, ...] = ()
-        self._transport = transport
+        self._open_queue = queue
         self._settings = settings
-        self._clock = clock
+        self._closes_queue = closes_queue
         self._lease_log = LeaseLog(settings.queue)
-        self._keeper: Keeper | None = None
         self._batch: Batch | None = None
         self._span = LeaseSpan()
         self._error_type: str | None = None
-        self._listener = None if settings.on_event is None else ListenerThread(settings.on_event, settings.queue)
+        self._listener = listening
         self._decided: dict[Receipt, Settlement] = {}  # what was asked for; only ever added to
-        self._told: set[Receipt] = set()  # of which an error told already that they were refused
+        self._refused: deque[Settled] = deque()  # settlements that were not carried out, and were not told yet
+        self._unconfirmed: dict[Receipt, Settled] = {}  # what was not settled when the session was closed
         self._raised: list[SettlementError] = []
         self._closed = False
 
@@ -202,57 +213,53 @@ class LeaseSession:
             raise
 
     async def _receive(self) -> None:
-        options, transport = self._settings.options, self._transport
-        queue_url = await transport.queue_url(self._settings.queue)
-        policy = options.policy
-        if policy.visibility is None:
-            policy = policy.for_queue((await transport.queue_attributes(queue_url)).visibility_seconds)
-        receiver = Receiver(transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
-        self._keeper = keeper = Keeper(transport, clock=self._clock, meter=open_telemetry_meter())
+        options, queue = self._settings.options, self._open_queue
+        await queue.open()
+        keeper = queue.keeper
         batch = self._batch = keeper.open_batch(
-            queue_url, policy=policy, on_failure=options.on_failure, on_event=self._tell
+            queue.queue_url, policy=queue.policy, on_failure=options.on_failure, on_event=self._tell
         )
 
         def hold(reception: Reception) -> None:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
-        collected = await receiver.collect(
+        collected = await queue.receiver.collect(
             options.max_messages, wait=options.wait_seconds, linger=options.linger_seconds, on_received=hold
         )
         self.messages = tuple(batch.messages())
         if (received_at := batch.oldest_received_at()) is not None:
             began_at = received_at + keeper.clock.wall() - keeper.clock.now()
-            await to_its_end(self._span.begin(queue_url, self.messages, began_at))
+            await to_its_end(self._span.begin(queue.queue_url, self.messages, began_at))
         if collected.error is not None:
             logger.warning("Took %d messages only: %s", len(self.messages), collected.error)
 
     def _tell(self, event: LeaseEvent) -> None:
+        if isinstance(event, Settled) and event.outcome is Outcome.FAILED:
+            self._refused.append(event)
         if self._listener is not None:
             self._listener.tell(event)
         elif not isinstance(event, Settled):  # of those that were refused an error tells
             self._lease_log.happened(event)
 
-    async def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        """Settle some messages within the block. Those that were settled before stay so.
+    def begin(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        """Begin to settle messages that :meth:`decide` took in."""
+        if not self._closed:
+            self.batch.begin(settlements, within_seconds=GATHERED_SECONDS)
+
+    async def flush(self) -> None:
+        """Wait until all that was settled within the block is confirmed.
 
         On a FIFO queue this does not wait for a message that waits for an earlier one of its group.
-
-        Raises:
-            SettlementError: The service refused it for some of them; the others are settled.
         """
-        for receipt, settlement in settlements.items():
-            self._decided.setdefault(receipt, settlement)
-        outcomes = await self.batch.settle(settlements)
-        if (error := self._refusal(outcomes)) is not None:
-            self._raised.append(error)
-            raise error
+        await self.batch.settle(self._decided)
 
     async def finish(self, settlements: Mapping[Receipt, Settlement], *, within: float | None = None) -> None:
         """Settle what is left at the end of the block, and close.
 
         Args:
             settlements: What :meth:`last_settlements` returned.
-            within: How many seconds to wait for the outcomes; None waits for all.
+            within: How many seconds to wait for the outcomes; None waits for all. If this is cancelled, it goes on for
+                :data:`GIVE_BACK_SECONDS` at most.
         """
         try:
             # With those that were settled before and wait for their turn within their group.
@@ -277,30 +284,66 @@ class LeaseSession:
         logger.warning("A lease of %s was dropped before its block ended: its messages were given back", self.queue)
 
     async def _settle_within(self, settlements: Mapping[Receipt, Settlement], seconds: float | None) -> None:
+        settling = asyncio.get_running_loop().create_task(self.batch.settle(settlements))
         try:
-            async with asyncio.timeout(seconds):
-                await self.batch.settle(settlements)
-        except TimeoutError:
-            logger.warning(
-                "Not all messages of %s could be given back within %g s: the others are visible again when their "
-                "visibility timeout ends",
-                self.batch.queue_url,
-                seconds,
-            )
+            await asyncio.wait([settling], timeout=seconds)
+        except asyncio.CancelledError:
+            await to_its_end(_at_most(settling, GIVE_BACK_SECONDS))
+            raise
+        finally:
+            if not settling.done():
+                settling.cancel()
+                await end_of(settling)
+                logger.warning(
+                    "Not all messages of %s could be settled in time: the others are visible again when their "
+                    "visibility timeout ends",
+                    self.batch.queue_url,
+                )
+            failure = None if settling.cancelled() else settling.exception()
+        if failure is not None:
+            raise failure
 
     async def _close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._lease_log.flush()
-            if self._batch is not None:
-                await self._span.end(self._batch.report(), self._error_type)
-            try:
-                if self._keeper is not None:
-                    await self._keeper.close(Leaving.NOTHING)
-            finally:
-                await self._transport.aclose()
+        if self._closed:
+            return
+        self._closed = True
+        self._lease_log.flush()
+        if (batch := self._batch) is not None:
+            for lease in batch.leases():
+                asked = lease.receipt in self._decided
+                outcome = Outcome.FAILED if asked else Outcome.EXPIRED
+                self._unconfirmed[lease.receipt] = Settled(lease.receipt, outcome, _NOT_CONFIRMED)
+            self._refused += [end for end in self._unconfirmed.values() if end.outcome is Outcome.FAILED]
+            await self._span.end(self.report(), self._error_type)
+            self._open_queue.keeper.drop(batch)
+        if self._closes_queue:
+            await self._open_queue.close()
 
     # In the caller's thread
+
+    def decide(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        """Take in what becomes of some messages. Those that were settled before stay so."""
+        for receipt, settlement in settlements.items():
+            self._decided.setdefault(receipt, settlement)
+
+    def raise_refused(self) -> None:
+        """Raise what the service refused since the last call of this.
+
+        Raises:
+            SettlementError: It refused to settle some of them as asked.
+        """
+        if (error := self._refusal()) is not None:
+            self._raised.append(error)
+            raise error
+
+    def report(self) -> LeaseReport:
+        """Counts so far; after the end, each message is in one count by its outcome."""
+        report = self.batch.report()
+        if not self._unconfirmed:
+            return report
+        ends = Counter(end.outcome for end in self._unconfirmed.values())
+        failed, expired = report.failed + ends[Outcome.FAILED], report.expired + ends[Outcome.EXPIRED]
+        return replace(report, held=0, failed=failed, expired=expired)
 
     def failing(
         self, messages: Iterable[Message], reasons: Mapping[str, str] | str, errors: Sequence[str] = ()
@@ -341,6 +384,10 @@ class LeaseSession:
         )
         return {**dict.fromkeys(receipts, Delete()), **failing}
 
+    def end_failed(self, failure: BaseException) -> None:
+        """Note what kept the end of the block from settling, for the span."""
+        self._error_type = self._error_type or type(failure).__qualname__
+
     def conclude(self, error: BaseException | None) -> None:
         """Tell what was not as asked, after :meth:`finish`.
 
@@ -352,7 +399,7 @@ class LeaseSession:
             LeasesLostError: The block ended well, leases were lost or lapsed, and the user asked for this error.
         """
         problems: list[Exception] = []
-        if (refused := self._refusal(self.batch.outcomes())) is not None:
+        if (refused := self._refusal()) is not None:
             problems.append(refused)
         if (lost := self._losses()) is not None:
             if self._settings.on_lost == "warn":
@@ -371,6 +418,10 @@ class LeaseSession:
                 # Nobody may ever see an interruption's notes.
                 logger.warning("%s", problem)
 
+    def still_held(self, receipt: Receipt) -> bool:
+        """Whether a message is certainly ours; what was settled, or is about to be, is not."""
+        return receipt not in self._decided and self.batch.still_held(receipt)
+
     @property
     def has_listener(self) -> bool:
         """Whether the user listens to events."""
@@ -379,7 +430,7 @@ class LeaseSession:
     def end_span(self) -> None:
         """End the span, where the event loop died before it could; after the loop has ended."""
         if self._batch is not None:
-            self._span.end_now(self._batch.report(), self._error_type)
+            self._span.end_now(self.report(), self._error_type)
 
     def end_listening(self, *, waits: bool = True) -> None:
         """Tell the user's listener nothing new.
@@ -390,19 +441,13 @@ class LeaseSession:
         if self._listener is not None:
             self._listener.end(LISTENER_SECONDS if waits else 0.0)
 
-    def _refusal(self, outcomes: Mapping[Receipt, Settled]) -> SettlementError | None:
-        """The error for messages whose settlement was refused, without those that an earlier error named."""
-        refused = [
-            settled
-            for settled in outcomes.values()
-            if settled.outcome is Outcome.FAILED and settled.receipt not in self._told
-        ]
-        if not refused:
-            return None
-        self._told.update(settled.receipt for settled in refused)
-        return SettlementError(
-            self.batch.queue_url, {settled.receipt.message_id: settled.detail for settled in refused}
-        )
+    def _refusal(self) -> SettlementError | None:
+        """The error for settlements that were not carried out, without those that an earlier error named."""
+        refused: dict[str, str] = {}
+        while self._refused:
+            settled = self._refused.popleft()
+            refused[settled.receipt.message_id] = settled.detail
+        return SettlementError(self.batch.queue_url, refused) if refused else None
 
     def _losses(self) -> LeasesLostError | None:
         ends = self.batch.outcomes().values()
@@ -454,10 +499,10 @@ class SessionMessages(ReceivedMessages):
 
     def _holds_for_certain(self, message: Message | str) -> Callable[[], bool]:
         (chosen,) = self._chosen(message)
-        return lambda: self._session.batch.still_held(chosen.receipt)
+        return lambda: self._session.still_held(chosen.receipt)
 
     def _count(self) -> LeaseReport:
-        return self._session.batch.report()
+        return self._session.report()
 
 
 async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
@@ -474,6 +519,10 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
             logger.error("What a cancellation waited for failed", exc_info=failure)
         raise cancelled
     return task.result()
+
+
+async def _at_most(work: asyncio.Task[Any], seconds: float) -> None:
+    await asyncio.wait([work], timeout=seconds)
 
 
 def ended(queue: str) -> RuntimeError:

@@ -89,6 +89,9 @@ class RunBatch(LeasedBatch):
         # What was settled is removed.
         return self._folder.read(self._work.name) is not None
 
+    def flush(self) -> None:
+        """Return at once: what is settled is written down by then, and SQS is told when the run ends."""
+
     def succeed(self, messages: Messages) -> None:
         """This step is done with these: a retry of it does not get them, and no exception of it fails them.
 

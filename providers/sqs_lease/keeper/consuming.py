@@ -1,0 +1,316 @@
+"""Consumes a queue for as long as a program runs: what the consumers of blocking and asyncio programs share.
+
+A :class:`Consuming` lives in an event loop. It receives as workers become free, holds what it received, and settles
+each message by the end of its work. Workers are threads or tasks, which take what :attr:`give` gives them:
+
+    receive -> waits (unclaimed) -> a worker claims it -> its work ends -> settled, with others by calls of ten
+
+- **At most ``max_messages`` are in hand**, waiting or worked on. It receives again when there is room for ten, or when
+  no message waits for a worker.
+- **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
+- **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
+  ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
+- **Stopping**: it receives nothing more, and what waits is visible again at once. Work that has begun may end, for a
+  bounded time; after that its messages are given back as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
+from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
+from sqs_lease.core.limits import MAX_BATCH_ENTRIES
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.keeper.batch import Batch, LeaseReport
+from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.listening import ListenerThread
+from sqs_lease.keeper.open_queue import OpenQueue
+from sqs_lease.keeper.receiver import Reception, Stream
+from sqs_lease.keeper.session import GATHERED_SECONDS, GIVE_BACK_SECONDS, LeaseSettings, LeasesLostError
+from sqs_lease.sqs.validation import FIFO_SUFFIX
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""The pauses after a receive that failed: each is twice as long as the one before, up to the longest."""
+
+STOP_SECONDS: Final = 20.0
+"""How long work that has begun may go on when a consumer stops. Containers are killed 30 s after SIGTERM, mostly."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One message, from its receive to the end of its work."""
+
+    message: Message
+    batch: Batch
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Leases that other consumers may have had as well."""
+
+    lost: dict[str, str] = field(default_factory=dict)
+    uncertain: list[str] = field(default_factory=list)
+    lapsed: int = 0
+
+
+class Consuming:
+    """Receives, holds and settles messages until it is stopped.
+
+    Args:
+        queue: The queue.
+        settings: What the user asked for; ``max_messages`` is the most that are in hand at once.
+        listening: Tells the user's listener; None without one.
+        give: Called in the loop with each message that a worker may claim now.
+    """
+
+    def __init__(
+        self,
+        queue: OpenQueue,
+        settings: LeaseSettings,
+        listening: ListenerThread | None,
+        give: Callable[[Work], object],
+    ) -> None:
+        self._queue = queue
+        self._settings = settings
+        self._listening = listening
+        self._give = give
+        self._lease_log = LeaseLog(settings.queue)
+        self._is_fifo = False
+        self._stream: Stream | None = None
+        self._works: dict[Receipt, Work] = {}  # in hand
+        self._unclaimed: dict[Receipt, Work] = {}  # of those, the ones that workers may claim
+        self._lines: dict[str, deque[Work]] = {}  # by message group: what waits for the work on an earlier message
+        self._left: dict[Batch, int] = {}  # how many messages of a receive have not ended
+        self._counts: Counter[str] = Counter()
+        self._trouble = _Trouble()
+        self._stopping = False
+        self._stopped_at = 0.0
+        self._gives_up = False
+        self._changed = asyncio.Event()
+
+    # From any thread
+
+    def claim(self, work: Work) -> bool:
+        """Take a message to work on it; False if it went back meanwhile."""
+        # One step of the interpreter, so that only one of a worker and the loop gets it.
+        return self._unclaimed.pop(work.message.receipt, None) is work
+
+    def failed(self, work: Work, error: Exception) -> Settlement:
+        """Tell of an error that ended the work on a message, and ask the failure rule, in the worker's thread."""
+        receipt = work.message.receipt
+        logger.error("The work on %s of %s failed: %s", receipt, self._settings.queue, class_and_place(error))
+        return work.batch.failing(type(error).__name__, [receipt], errors=exception_names(error))[receipt]
+
+    # In the loop
+
+    async def run(self, *, stop_within_seconds: float) -> LeaseReport:
+        """Consume until :meth:`stop`, or until the queue cannot be used.
+
+        Args:
+            stop_within_seconds: How long work may go on after :meth:`stop`.
+
+        Returns:
+            Counts of all messages.
+
+        Raises:
+            SqsError: The queue could not be used from the start.
+            LeasesLostError: Leases were lost or lapsed, and the user asked for this error.
+        """
+        await self._queue.open()
+        self._is_fifo = self._queue.queue_url.endswith(FIFO_SUFFIX)
+        self._stream = self._queue.receiver.stream(self._room, self._received)
+        if self._stopping:
+            self._stream.stop()
+        try:
+            await self._stream.run()
+            left = stop_within_seconds - (asyncio.get_running_loop().time() - self._stopped_at)
+            await self._wait(lambda: self._gives_up or not self._works, max(left, 0.0))
+        finally:
+            await self._end()
+        if self._settings.on_lost == "raise" and (lost := self._losses()) is not None:
+            raise lost
+        return self.report()
+
+    def stop(self) -> None:
+        """Receive nothing more, and give back what no worker has claimed."""
+        if not self._stopping:
+            self._stopping, self._stopped_at = True, asyncio.get_running_loop().time()
+        if self._stream is not None:
+            self._stream.stop()
+        for receipt in tuple(self._unclaimed):
+            if (work := self._unclaimed.pop(receipt, None)) is not None:
+                self.ended(work, Release())
+
+    def give_up(self) -> None:
+        """Stop, and give back also what is worked on, without waiting."""
+        self._gives_up = True
+        self.stop()
+        self._changed.set()
+
+    def ended(self, work: Work, settlement: Settlement) -> None:
+        """Settle a message whose work has ended."""
+        receipt = work.message.receipt
+        if self._works.pop(receipt, None) is not work:
+            return  # it was given back, or lost, meanwhile
+        work.batch.begin({receipt: settlement}, within_seconds=GATHERED_SECONDS)
+        self._go_on(work, goes_back=not isinstance(settlement, Delete | DeadLetter))
+        self._changed.set()
+        if self._stream is not None:
+            self._stream.look()
+
+    def report(self) -> LeaseReport:
+        """Counts of all messages so far."""
+        counts = Counter(self._counts)
+        for batch in self._left:
+            counts.update(_counts_of(batch))
+        return LeaseReport(**{each.name: counts[each.name] for each in fields(LeaseReport)})
+
+    def _room(self) -> int:
+        most = self._settings.options.max_messages
+        room = most - len(self._works)
+        return room if room >= min(MAX_BATCH_ENTRIES, most) or not self._unclaimed else 0
+
+    def _received(self, reception: Reception) -> None:
+        settings = self._settings
+        batch: Batch = self._queue.keeper.open_batch(
+            self._queue.queue_url,
+            policy=self._queue.policy,
+            on_failure=settings.options.on_failure,
+            on_event=lambda event: self._happened(batch, event),
+        )
+        self._left[batch] = len(reception.messages)
+        batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
+        for message in reception.messages:
+            work = self._works[message.receipt] = Work(message, batch)
+            group = message.message_group_id if self._is_fifo else None
+            if group is None:
+                self._offer(work)
+            elif (line := self._lines.get(group)) is None:
+                self._lines[group] = deque()
+                self._offer(work)
+            else:
+                line.append(work)
+
+    def _offer(self, work: Work) -> None:
+        if self._stopping:
+            self.ended(work, Release())
+            return
+        self._unclaimed[work.message.receipt] = work
+        self._give(work)
+
+    def _go_on(self, work: Work, *, goes_back: bool) -> None:
+        """Let the next message of a group have its turn, or give back all that wait in its line."""
+        group = work.message.message_group_id
+        if not self._is_fifo or group is None:
+            return
+        line = self._lines.get(group)
+        while line:
+            following = line.popleft()
+            if self._works.get(following.message.receipt) is not following:
+                continue  # it was lost while it waited
+            if not goes_back:
+                self._offer(following)
+                return
+            self._works.pop(following.message.receipt)
+            following.batch.begin({following.message.receipt: Release()}, within_seconds=GATHERED_SECONDS)
+        self._lines.pop(group, None)
+
+    def _happened(self, batch: Batch, event: LeaseEvent) -> None:
+        if self._listening is not None:
+            self._listening.tell(event)
+        else:
+            self._lease_log.happened(event)
+        if isinstance(event, Lapsed | Lost):
+            # Later: the ledger is in the middle of its answer.
+            asyncio.get_running_loop().call_soon(self._do_not_begin, event.receipt)
+        self._note_trouble(event)
+        if isinstance(event, Settled | Lost):
+            self._left[batch] -= 1
+            if not self._left[batch]:
+                del self._left[batch]
+                self._counts.update(_counts_of(batch))
+                self._queue.keeper.drop(batch)
+            self._changed.set()
+
+    def _do_not_begin(self, receipt: Receipt) -> None:
+        """Another consumer may have a message: if its work has not begun, it does not."""
+        work = self._works.get(receipt)
+        if work is not None and (self.claim(work) or self._waits_in_line(work)):
+            self.ended(work, Expire())
+
+    def _waits_in_line(self, work: Work) -> bool:
+        return self._is_fifo and work in self._lines.get(work.message.message_group_id or "", ())
+
+    def _note_trouble(self, event: LeaseEvent) -> None:
+        trouble, message_id = self._trouble, event.receipt.message_id
+        match event:
+            case Lapsed():
+                trouble.lapsed += 1
+            case Lost(detail=detail) | Settled(outcome=Outcome.LOST, detail=detail):
+                trouble.lost[message_id] = detail
+            case Settled(outcome=Outcome.UNCERTAIN):
+                trouble.uncertain.append(message_id)
+            case _:
+                return
+        if self._settings.on_lost == "raise":
+            self.stop()
+        else:
+            trouble.lost.clear()
+            trouble.uncertain.clear()
+
+    def _losses(self) -> LeasesLostError | None:
+        trouble = self._trouble
+        if not (trouble.lost or trouble.uncertain or trouble.lapsed):
+            return None
+        return LeasesLostError(self._queue.queue_url, trouble.lost, trouble.uncertain, trouble.lapsed)
+
+    async def _end(self) -> None:
+        """Give back what is in hand still, and wait until all is settled, for a bounded time."""
+        self.stop()
+        if self._works:
+            logger.warning(
+                "The work on %d messages of %s did not end in time: they are visible again now, although it may go on",
+                len(self._works),
+                self._settings.queue,
+            )
+            for work in tuple(self._works.values()):
+                self.ended(work, Release())
+        await self._wait(lambda: not self._left, GIVE_BACK_SECONDS)
+        if self._left:
+            logger.warning(
+                "Not all messages of %s could be settled in time: the others are visible again when their visibility "
+                "timeout ends",
+                self._settings.queue,
+            )
+        self._lease_log.flush()
+
+    async def _wait(self, is_so: Callable[[], bool], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not is_so():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+def class_and_place(error: BaseException) -> str:
+    """Tell of an exception by its class and where it was raised. Its text is left out: it may quote a message."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else name
+
+
+def _counts_of(batch: Batch) -> dict[str, int]:
+    report = batch.report()
+    return {each.name: getattr(report, each.name) for each in fields(report)}

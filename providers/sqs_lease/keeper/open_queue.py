@@ -1,0 +1,79 @@
+"""A queue in use: its client, its keeper and its receiver, from the first lease to the last one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqs_lease.clock import Clock
+from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper.keeper import Keeper, Leaving
+from sqs_lease.keeper.receiver import Receiver
+from sqs_lease.keeper.telemetry import open_telemetry_meter
+from sqs_lease.sqs.transport import Transport
+
+
+class OpenQueue:
+    """What the leases of one queue share. It belongs to the event loop in which it is opened.
+
+    Args:
+        transport: Where the calls go; it is closed with the queue.
+        queue: The queue's name, ARN or URL.
+        policy: When to extend; a visibility timeout that it lacks is the queue's own.
+        clock: The source of time; the machine's by default.
+    """
+
+    def __init__(self, transport: Transport, queue: str, policy: RenewalPolicy, *, clock: Clock | None = None) -> None:
+        self.queue = queue
+        self.policy = policy
+        self.keeper = Keeper(transport, clock=clock, meter=open_telemetry_meter())
+        self._transport = transport
+        self._receiver: Receiver | None = None
+        self._opening = asyncio.Lock()
+        self._is_stopped = False
+
+    @property
+    def queue_url(self) -> str:
+        """The queue's URL, once it was opened."""
+        return self.receiver.queue_url
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver of all its messages.
+
+        Raises:
+            RuntimeError: The queue was not opened yet.
+        """
+        if self._receiver is None:
+            raise RuntimeError(f"The queue {self.queue} was not opened yet")
+        return self._receiver
+
+    async def open(self) -> None:
+        """Look the queue up, unless that was done before.
+
+        Raises:
+            SqsError: The queue cannot be used.
+            ValueError: The queue's own visibility timeout is 0, and the policy has none.
+        """
+        async with self._opening:
+            if self._receiver is not None:
+                return
+            url = await self._transport.queue_url(self.queue)
+            if self.policy.visibility is None:
+                self.policy = self.policy.for_queue((await self._transport.queue_attributes(url)).visibility_seconds)
+            seconds = self.policy.visibility_seconds
+            self._receiver = Receiver(self._transport, url, visibility_seconds=seconds, clock=self.keeper.clock)
+            if self._is_stopped:
+                self._receiver.stop()
+
+    def stop_receiving(self) -> None:
+        """Receive nothing more: each receive under way ends with what it has."""
+        self._is_stopped = True
+        if self._receiver is not None:
+            self._receiver.stop()
+
+    async def close(self) -> None:
+        """Close the keeper, without a call about what it still holds, and the client."""
+        try:
+            await self.keeper.close(Leaving.NOTHING)
+        finally:
+            await self._transport.aclose()
