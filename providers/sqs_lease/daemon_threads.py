@@ -1,21 +1,34 @@
-"""Threads for calls that may block for ever, in processes that must be able to end meanwhile."""
+"""Threads for calls that may block for ever, in processes that must be able to end meanwhile.
+
+A thread that has made its call waits for the next one for a while before it ends. To start a thread for each call
+costs more processor time than the rest of what this package adds to a call of boto3.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeAlias, TypeVar
+
+IDLE_SECONDS: Final = 10.0
+"""How long a thread waits for another call before it ends."""
 
 _T = TypeVar("_T")
 
+_Call: TypeAlias = tuple[Future[Any], Callable[[], Any]]
+
 
 class DaemonThreads(Executor):
-    """Makes calls in threads of its own, at most so many at once; a thread ends when no call waits for it.
+    """Makes calls in threads of its own, at most so many at once.
+
+    A thread ends when it had no call for :data:`IDLE_SECONDS`, or when this object is collected. Until then it keeps
+    nothing of the calls that it made. In a process that was forked the first call starts a thread again.
 
     Not in the event loop's default threads: those are few and serve everybody, look-ups of addresses among them, so
     that calls that block would stop every client of the process. And not in those of a ``ThreadPoolExecutor``: Python
@@ -29,28 +42,56 @@ class DaemonThreads(Executor):
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._lock = threading.Lock()
-        self._running = 0
-        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads = _Threads(most, name)
+
+    def __del__(self) -> None:
+        self._threads.end()
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Make a call as soon as a thread is free."""
+        if self._threads.process_id != os.getpid():
+            # A fork copies the lock, which may be held, and the counts, but not the threads.
+            self._threads = _Threads(self._most, self._name)
         future: Future[_T] = Future()
         call = partial(fn, *args, **kwargs)
-        with self._lock:
-            if self._running < self._most and self._starts_another():
-                self._running += 1
-            has_thread = self._running > 0
-            if has_thread:
-                self._calls.append((future, call))
-        if not has_thread:
+        if not self._threads.take((future, call)):
             future.set_running_or_notify_cancel()
-            _make(future, call)
+            _outcome(future, call)()
         return future
 
     async def run(self, call: Callable[..., _T], /, *args: Any) -> _T:
-        """Make a call from an event loop, in the caller's context. Who stops waiting leaves it to its thread."""
+        """Make a call from an event loop, in the caller's context. Cancelling the await does not stop the call."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(copy_context().run, call, *args))
+
+
+class _Threads:
+    """The threads of one process. They know nothing of the object that they serve, so that it can be collected."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self.process_id = os.getpid()
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._running = 0
+        # Threads without a call, less the calls in the queue.
+        self._free = 0
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+
+    def take(self, call: _Call) -> bool:
+        """Let a thread make a call; False if there is none and Python starts none."""
+        with self._lock:
+            if self._free <= 0 and self._running < self._most and self._starts_another():
+                self._running += 1
+                self._free += 1
+            if self._running == 0:
+                return False
+            self._free -= 1
+            self._calls.put(call)
+        return True
+
+    def end(self) -> None:
+        """End each thread once the calls so far are made. Takes no lock: a garbage collection may come anywhere."""
+        self._calls.put(None)
 
     def _starts_another(self) -> bool:
         """Start a thread, unless Python starts none any more: then the caller has to do without."""
@@ -65,21 +106,40 @@ class DaemonThreads(Executor):
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                if not self._calls:
-                    self._running -= 1
-                    return
-                future, call = self._calls.popleft()
+            try:
+                taken = self._calls.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._free > 0:
+                        self._free -= 1
+                        self._running -= 1
+                        return
+                # A call came at the last moment: it counts on this thread.
+                continue
+            if taken is None:
+                self._calls.put(None)  # for the other threads
+                return
+            future, call = taken
             if future.set_running_or_notify_cancel():
-                _make(future, call)
+                # In a context of its own: what a call sets there, the next one must not find.
+                tell = Context().run(_outcome, future, call)
+                # Counted first: who hears of the outcome may make the next call at once, and finds this thread.
+                self._count_free()
+                tell()
+                del tell
+            else:
+                self._count_free()
             # Nothing of a call is kept while the next is awaited.
-            del future, call
+            del taken, future, call
+
+    def _count_free(self) -> None:
+        with self._lock:
+            self._free += 1
 
 
-def _make(future: Future[_T], call: Callable[[], _T]) -> None:
+def _outcome(future: Future[_T], call: Callable[[], _T]) -> Callable[[], None]:
+    """Make a call; return what tells its future."""
     try:
-        result = call()
+        return partial(future.set_result, call())
     except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+        return partial(future.set_exception, error)

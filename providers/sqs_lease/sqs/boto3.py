@@ -46,20 +46,30 @@ class Boto3Transport(ClientTransport):
         self, method: Callable[..., Any], parameters: Mapping[str, Any], free: Callable[[], None]
     ) -> Mapping[str, Any]:
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Mapping[str, Any]] = loop.create_future()
 
-        def freed(_: object) -> None:
-            # The call may outlive the loop: then nobody needs the connection.
+        def ended() -> None:
+            free()
+            if answer.cancelled():
+                return
+            if (error := call.exception()) is None:
+                answer.set_result(call.result())
+            else:
+                answer.set_exception(error)
+
+        def tell(_: object) -> None:
+            # The call may outlive the loop: then the connection is of use to no call.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(free)
+                loop.call_soon_threadsafe(ended)
 
         try:
-            future = self._threads.submit(method, **parameters)
+            call = self._threads.submit(method, **parameters)
         except RuntimeError:
             free()
             raise
-        future.add_done_callback(freed)
-        answer: Mapping[str, Any] = await asyncio.wrap_future(future)
-        return answer
+        # Not asyncio.wrap_future: it would wake the loop a second time for each call.
+        call.add_done_callback(tell)
+        return await answer
 
     async def _close(self) -> None:
         # This closes idle connections now, and those in use when their call ends.
