@@ -6,6 +6,7 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -154,6 +155,7 @@ def check_send(queue_url: str, body: str, *, message_group_id: str | None, dedup
         _check_token(deduplication_id, "deduplication_id", queue_url)
 
 
+@lru_cache(maxsize=256)  # each call of a transport asks again for the same few queues
 def _url_reference(url: str) -> QueueReference:
     is_not_one = (
         f"{url!r} is not the URL of an SQS queue; such a URL reads https://sqs.<region>.amazonaws.com/<account>/<name>"
