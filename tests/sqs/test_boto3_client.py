@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -283,3 +284,32 @@ def test_credentials_that_a_process_does_not_give_may_come_later(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     with pytest.raises(errors.CredentialsUnavailableError, match="cannot be fetched right now"):
         make_client(queue=EU_WEST_1)
+
+
+def test_a_change_of_the_environment_counts_for_the_next_client(
+    aws: type[Aws], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint_url = os.environ["AWS_ENDPOINT_URL"]
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_PROFILE", "shop")
+    make_client().get_queue_url(QueueName="orders")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    make_client().get_queue_url(QueueName="orders")
+    monkeypatch.delenv("AWS_PROFILE")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OTHER")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    make_client().get_queue_url(QueueName="orders")
+    assert aws.asked == [("eu-west-3", "SHOP"), ("eu-north-1", "SHOP"), ("eu-north-1", "OTHER")]
+    assert make_client().meta.endpoint_url == endpoint_url
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert make_client().meta.endpoint_url == "http://127.0.0.1:9"
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert make_client().meta.endpoint_url == "https://sqs.eu-north-1.amazonaws.com"
+    # A file that was written since then counts, too.
+    written = tmp_path / "config"
+    written.write_text("[profile shop]\nregion = eu-south-1\naws_access_key_id = A\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_PROFILE", "shop")
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert make_client().meta.region_name == "eu-south-1"

@@ -6,12 +6,13 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import botocore
 import pytest
 from botocore.session import get_session
 
-from sqs_lease.sqs.boto3_sessions import boto3_session
+from sqs_lease.sqs.boto3_sessions import boto3_session, botocore_session
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,38 @@ def test_credentials_regions_and_handlers_are_not_shared() -> None:
     assert (first.region_name, second.region_name) == ("eu-west-3", "eu-west-1")
     keys = [credentials.access_key for session in (first, second) if (credentials := session.get_credentials())]
     assert keys == ["first", "second"]
+
+
+def handlers(emitter: Any) -> list[Any]:
+    """All handlers of a session, each with its event, in the order in which they are called."""
+    found: list[Any] = []
+
+    def look(node: Any, event: str) -> None:
+        for section in node["values"] or ():
+            found.extend((event, handler) for handler in section)
+        for chunk in sorted(node["children"]):
+            look(node["children"][chunk], f"{event}.{chunk}")
+
+    look(emitter._emitter._handlers._root, "")
+    return found
+
+
+def test_a_session_has_the_handlers_that_a_session_of_botocore_has() -> None:
+    usual = handlers(get_session().get_component("event_emitter"))
+    assert len(usual) > 50
+    assert handlers(botocore_session().get_component("event_emitter")) == usual
+
+
+def test_a_handler_of_one_session_is_not_called_for_another() -> None:
+    seen: list[str] = []
+    first, second = botocore_session(), botocore_session()
+    first.register("creating-client-class.sqs", lambda **_: seen.append("first"))
+    third = botocore_session()
+    for other in (second, third):
+        boto3_session(source=other).client("sqs")
+    assert seen == []
+    boto3_session(source=first).client("sqs")
+    assert seen == ["first"]
 
 
 def test_what_is_shared_does_not_grow_with_the_sessions() -> None:

@@ -13,8 +13,9 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError, NoRegionError
 
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
-from sqs_lease.sqs.boto3_sessions import boto3_session
+from sqs_lease.sqs.boto3_sessions import boto3_session, botocore_session
 from sqs_lease.sqs.classification import translate_client_errors
+from sqs_lease.sqs.user_agent import reuse_user_agent
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
@@ -118,13 +119,15 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
         if access.role_arn is not None:
             role_session = _in_role(session, access.role_arn, access)
             session = boto3_session(source=role_session, region_name=session.region_name)
-        return session.client(
+        client = session.client(
             "sqs",
             endpoint_url=access.endpoint_url,
             use_ssl=access.use_ssl,
             verify=access.verify,
             config=client_config(),
         )
+    reuse_user_agent(client)
+    return client
 
 
 def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session:
@@ -134,7 +137,6 @@ def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session
         CredentialResolver,
         DeferredRefreshableCredentials,
     )
-    from botocore.session import get_session
 
     # The stubs know no client of a service that is named at run time.
     create_client: Any = partial(source.client, verify=access.verify)
@@ -153,6 +155,6 @@ def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session
             )
             return DeferredRefreshableCredentials(method=_METHOD, refresh_using=fetcher.fetch_credentials)
 
-    session = get_session()
+    session = botocore_session()
     session.register_component("credential_provider", CredentialResolver([Role()]))
     return session
