@@ -13,9 +13,12 @@ from botocore.config import Config
 
 from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Receipt
+from sqs_lease.keeper.receiver import Collected, Receiver
 from sqs_lease.sqs import client_transport, errors
 from sqs_lease.sqs.client_transport import ClientTransport
+from tests.sqs.benches import HELD_SECONDS
 from tests.sqs.clients import MakeTransport
+from tests.sqs.conftest import PATIENCE_SECONDS
 from tests.sqs.scripted_server import Answer, Fault, ScriptedServer, refused
 
 QUEUE = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
@@ -198,12 +201,12 @@ def test_no_receipt_handle_and_no_body_gets_into_an_error_text(
         (refused("ServiceUnavailable", "sorry", status=503), errors.UnavailableError, "Try again"),
         (Answer("<html>Service Unavailable</html>", 503), errors.UnavailableError, "Try again"),
         (Answer("<html>Bad Gateway</html>", 502), errors.TransientError, "Try again"),
-        (Answer("<html>Log in first</html>"), errors.TransientError, "endpoint URL and proxy"),
+        (Answer("<html>Log in first</html>"), errors.ForeignAnswerError, "endpoint URL, its proxy"),
         (refused("RequestThrottled", "slower", status=403), errors.ThrottledError, "Call less often"),
         (Fault.CUT, errors.TransientError, "Try again"),
         (Fault.RESET, errors.TransientError, "Try again"),
         (Fault.CUT_IN_BODY, errors.TransientError, "Try again"),
-        (Answer("<html>Not found</html>", 404), errors.EndpointError, "endpoint URL"),
+        (Answer("<html>Not found</html>", 404), errors.ForeignAnswerError, "endpoint URL"),
     ],
     ids=lambda value: getattr(value, "__name__", "")[:40],
 )
@@ -388,19 +391,156 @@ def test_a_read_that_keeps_failing_is_raised(
     assert scripted.count("GetQueueUrl") == client_transport.READ_ATTEMPTS
 
 
+PAGE = "<html><title>Blocked</title>Ask your administrator</html>"
+
+
 @pytest.mark.parametrize(
-    ("operation", "error"),
+    ("page", "verdict"),
     [
-        ("GetQueueUrl", errors.EndpointError),
-        ("GetQueueAttributes", errors.EndpointError),
-        # The message may have been sent all the same.
-        ("SendMessage", errors.TransientError),
+        pytest.param(Answer(PAGE), Verdict.TRANSIENT, id="a page of a portal under 200"),
+        pytest.param(Answer(PAGE, 401), Verdict.TRANSIENT, id="401"),
+        pytest.param(Answer(PAGE, 403), Verdict.TRANSIENT, id="403"),
+        pytest.param(Answer(PAGE, 404), Verdict.TRANSIENT, id="404"),
+        pytest.param(Answer(PAGE, 405), Verdict.TRANSIENT, id="405"),
+        pytest.param(Answer("", 403), Verdict.TRANSIENT, id="403 without a body"),
+        pytest.param(Answer({"message": "Forbidden"}, 403), Verdict.TRANSIENT, id="403, JSON without a code"),
+        pytest.param(Answer({"__type": "", "message": "Forbidden"}, 403), Verdict.TRANSIENT, id="403, an empty code"),
+        pytest.param(Answer(PAGE, 407), Verdict.UNAVAILABLE, id="a proxy that asks for a password"),
+        pytest.param(Answer(PAGE, 511), Verdict.UNAVAILABLE, id="a network that asks for a login"),
     ],
 )
-@pytest.mark.parametrize("body", ["<html>Log in first</html>", "{}"], ids=["HTML", "JSON"])
-def test_what_answers_without_being_sqs_is_an_error_of_the_endpoint_where_the_call_changes_nothing(
-    make_transport: MakeTransport, scripted: ScriptedServer, operation: str, error: type[errors.SqsError], body: str
+def test_an_http_page_that_is_not_of_sqs_is_a_passing_error_of_every_call(
+    make_transport: MakeTransport,
+    scripted: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    page: Answer,
+    verdict: Verdict,
 ) -> None:
+    monkeypatch.setattr(client_transport, "_READ_PAUSE_SECONDS", 0.0)
+    for operation in ("ReceiveMessage", "ChangeMessageVisibilityBatch", "DeleteMessageBatch", "SendMessage"):
+        scripted.script(operation, page)
+    scripted.script("GetQueueUrl", page, Answer({"QueueUrl": QUEUE}))
+    scripted.script("GetQueueAttributes", page)
+
+    async def scenario() -> None:
+        async with make_transport(scripted.endpoint_url) as transport:
+            settled = [*await transport.change_visibility(QUEUE, CHANGES), *await transport.delete(QUEUE, RECEIPTS)]
+            assert {answer.verdict for answer in settled} == {verdict}
+            assert await transport.queue_url("orders") == QUEUE
+            calls: list[Coroutine[Any, Any, object]] = [
+                receive_one(transport),
+                transport.queue_attributes(QUEUE),
+                transport.send(QUEUE, "a secret"),
+            ]
+            for call in calls:
+                with pytest.raises(errors.SqsError) as raised:
+                    await call
+                assert raised.value.verdict is verdict
+                for said in ("not SQS's", f"HTTP status {page.status}", "check the client's endpoint URL, its proxy"):
+                    assert said in str(raised.value)
+                assert "secret" not in str(raised.value)
+
+    asyncio.run(scenario())
+    assert scripted.count("GetQueueAttributes") == client_transport.READ_ATTEMPTS
+    assert scripted.count("SendMessage") == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_is_a_passing_error_and_its_query_is_not_told(
+    make_transport: MakeTransport, scripted: ScriptedServer, unused_port: int, status: int
+) -> None:
+    redirect = Answer("", status, {"Location": f"http://127.0.0.1:{unused_port}/login?token=secret"})
+    scripted.script("ReceiveMessage", redirect, Answer({"Messages": [MESSAGE]}))
+    scripted.script("DeleteMessageBatch", redirect)
+
+    async def scenario() -> None:
+        async with make_transport(scripted.endpoint_url) as transport:
+            # boto3 reports the redirect. aiobotocore follows it, and finds no connection there.
+            with pytest.raises((errors.ForeignAnswerError, errors.EndpointUnreachableError)) as raised:
+                await receive_one(transport)
+            assert "secret" not in str(raised.value)
+            if isinstance(raised.value, errors.ForeignAnswerError):
+                assert f"HTTP status {status}" in str(raised.value)
+                assert f"redirects to http://127.0.0.1:{unused_port}/login" in str(raised.value)
+            assert await receive_one(transport) == ["id-1"]
+            settled = await transport.delete(QUEUE, RECEIPTS)
+            assert {answer.verdict for answer in settled} <= {Verdict.TRANSIENT, Verdict.UNAVAILABLE}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("denied", "error"),
+    [
+        pytest.param(refused("AccessDeniedException", "no", status=403), errors.AccessDeniedError, id="JSON"),
+        pytest.param(
+            Answer(
+                "<?xml version='1.0'?><ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code>"
+                "<Message>no</Message></Error></ErrorResponse>",
+                403,
+            ),
+            errors.AccessDeniedError,
+            id="XML",
+        ),
+        pytest.param(
+            Answer({"message": "gone"}, 400, {"x-amzn-query-error": "AWS.SimpleQueueService.NonExistentQueue;Sender"}),
+            errors.QueueNotFoundError,
+            id="a code in a header",
+        ),
+    ],
+)
+def test_a_refusal_of_sqs_itself_stays_one(
+    make_transport: MakeTransport, scripted: ScriptedServer, denied: Answer, error: type[errors.SqsError]
+) -> None:
+    for operation in ("ReceiveMessage", "DeleteMessageBatch", "GetQueueUrl"):
+        scripted.script(operation, denied)
+
+    async def scenario() -> None:
+        async with make_transport(scripted.endpoint_url) as transport:
+            assert {answer.verdict for answer in await transport.delete(QUEUE, RECEIPTS)} == {Verdict.REFUSED}
+            with pytest.raises(error):
+                await receive_one(transport)
+            with pytest.raises(error):
+                await transport.queue_url("orders")
+
+    asyncio.run(scenario())
+    assert scripted.count("GetQueueUrl") == 1
+
+
+def test_one_bad_page_within_a_collection_costs_no_message_and_ends_nothing(
+    make_transport: MakeTransport, scripted: ScriptedServer
+) -> None:
+    def message(number: int) -> dict[str, str]:
+        return MESSAGE | {"MessageId": f"id-{number}", "ReceiptHandle": f"handle-{number}"}
+
+    scripted.script(
+        "ReceiveMessage",
+        Answer(PAGE, 403),
+        Answer({"Messages": [message(1)]}),
+        Answer("", 302, {"Location": "http://127.0.0.1:9/"}),
+        Answer({"Messages": [message(2), message(3)]}),
+    )
+
+    async def scenario() -> Collected:
+        async with make_transport(scripted.endpoint_url) as transport:
+            receiver = Receiver(transport, QUEUE, visibility_seconds=HELD_SECONDS)
+            return await receiver.collect(3, wait=PATIENCE_SECONDS, linger=PATIENCE_SECONDS, on_received=lambda _: None)
+
+    collected = asyncio.run(scenario())
+    assert sorted(message.message_id for message in collected.messages) == ["id-1", "id-2", "id-3"]
+    assert collected.error is None
+
+
+@pytest.mark.parametrize("operation", ["GetQueueUrl", "GetQueueAttributes", "SendMessage"])
+@pytest.mark.parametrize("body", ["<html>Log in first</html>", "{}"], ids=["HTML", "JSON"])
+def test_what_answers_without_being_sqs_under_200_is_told_and_may_pass(
+    make_transport: MakeTransport,
+    scripted: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    body: str,
+) -> None:
+    monkeypatch.setattr(client_transport, "_READ_PAUSE_SECONDS", 0.0)
     scripted.script(operation, Answer(body))
 
     async def scenario() -> None:
@@ -413,7 +553,8 @@ def test_what_answers_without_being_sqs_is_an_error_of_the_endpoint_where_the_ca
                     call = transport.queue_attributes(QUEUE)
                 case _:
                     call = transport.send(QUEUE, "text")
-            with pytest.raises(error, match="does not come from SQS"):
+            with pytest.raises(errors.ForeignAnswerError, match="not SQS's") as raised:
                 await call
+            assert raised.value.verdict is Verdict.TRANSIENT
 
     asyncio.run(scenario())

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -34,6 +34,7 @@ from sqs_lease.sqs.errors import (
     EncryptionKeyError,
     EndpointError,
     EndpointUnreachableError,
+    ForeignAnswerError,
     InvalidRequestError,
     OverLimitError,
     QueueNotFoundError,
@@ -148,6 +149,13 @@ _CONFIGURATION: Final = _Meaning(
     "the AWS configuration cannot be used",
     "Correct the AWS configuration file or setting that the text names.",
 )
+_FOREIGN: Final = _Meaning(
+    ForeignAnswerError,
+    "what came back is not SQS's",
+    "Try again; if it persists, check the client's endpoint URL, its proxy (HTTPS_PROXY, NO_PROXY), and whether the "
+    "network asks for a login.",
+)
+_NOT_LET_THROUGH: Final = replace(_FOREIGN, error=UnavailableError)
 _INVALID: Final = _Meaning(InvalidRequestError, "the request was refused", "Correct the request as the text says.")
 
 _BY_CODE: Final[dict[str, _Meaning]] = {
@@ -437,6 +445,32 @@ def error_from_exception(
     return _error(meaning, operation=operation, queue=queue, code=type(error).__name__, text=text)
 
 
+def error_from_foreign_answer(
+    status: int, text: str, *, operation: str, queue: str, secrets: Iterable[str] = ()
+) -> SqsError:
+    """Return the exception for a call whose answer is not SQS's: a page of a proxy or a login portal, a redirect.
+
+    One such answer says nothing about the next, so the error may pass. What wrote it may have passed the call on to SQS
+    before, as a proxy does that looks into answers; with a few statuses it says that it did not.
+
+    Args:
+        status: The HTTP status.
+        text: The answer's text, or what is wrong with it.
+        operation: The API operation, e.g. ``ReceiveMessage``.
+        queue: The queue's URL, or what the caller gave for it.
+        secrets: See :func:`redacted`.
+    """
+    meaning = _meaning_of_foreign_status(status)
+    happened = f"{meaning.happened} (HTTP status {status})"
+    return _error(
+        replace(meaning, happened=happened),
+        operation=operation,
+        queue=queue,
+        code=str(status),
+        text=redacted(text, secrets),
+    )
+
+
 @contextmanager
 def translate_client_errors(queue: str) -> Iterator[None]:
     """Turn what botocore raises while a client is made into errors that name the queue and the remedy.
@@ -521,6 +555,16 @@ def _meaning_of_status(status: int | None) -> _Meaning:
     if status == 404 or 300 <= status < 400:
         return _ENDPOINT
     return _INVALID
+
+
+def _meaning_of_foreign_status(status: int) -> _Meaning:
+    # A proxy asks for a password (407), or a network for a login (511), before it passes anything on.
+    if status in {407, 511}:
+        return _NOT_LET_THROUGH
+    # Those that say the same whoever sends them: load balancers and gateways have pages of their own for these.
+    if status in {408, 429} or status >= 500:
+        return _meaning_of_status(status)
+    return _FOREIGN
 
 
 def _error(meaning: _Meaning, *, operation: str | None, queue: str, code: str, text: str) -> SqsError:

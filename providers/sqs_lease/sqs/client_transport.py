@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,9 +23,13 @@ from botocore.exceptions import IncompleteReadError
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs import move_tasks, requests
-from sqs_lease.sqs.classification import error_from_code, error_from_exception, translate_client_errors
+from sqs_lease.sqs.classification import (
+    error_from_exception,
+    error_from_foreign_answer,
+    translate_client_errors,
+)
 from sqs_lease.sqs.client import ANSWER_SECONDS
-from sqs_lease.sqs.errors import EndpointError, SqsError, TransientError, WrongRegionError
+from sqs_lease.sqs.errors import SqsError, TransientError, WrongRegionError
 from sqs_lease.sqs.move_tasks import MAX_LISTED_TASKS, MoveTask
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import (
@@ -43,8 +48,6 @@ READ_ATTEMPTS: Final = 3
 """How often a call that only reads is made before its failure is raised; only for failures that may pass."""
 
 _READ_PAUSE_SECONDS: Final = 0.5
-
-_READS: Final = frozenset({"GetQueueUrl", "GetQueueAttributes", "ListMessageMoveTasks", "ListDeadLetterSourceQueues"})
 
 _T = TypeVar("_T")
 
@@ -308,15 +311,14 @@ class ClientTransport(ABC):
                 code="Timeout",
                 text=f"no answer within {seconds:g} s",
             ) from error
-        except _UnreadableAnswerError as error:
-            raise _not_of_sqs(operation, queue, str(error)) from None
-        except _UnreadableRefusalError as error:
-            code = str(error.status)
-            raise error_from_code(code, str(error), operation=operation, queue=queue, status=error.status) from None
+        except _ForeignAnswerError as error:
+            raise error_from_foreign_answer(
+                error.status, error.text, operation=operation, queue=queue, secrets=secrets
+            ) from None
         except Exception as error:
             described = error_from_exception(error, operation=operation, queue=queue, secrets=secrets)
             if described is None and _is_of_reading(error):
-                described = _not_of_sqs(operation, queue, f"{type(error).__name__} while reading the answer")
+                described = _unreadable(error, operation, queue)
             if described is None:
                 raise
             # Not chained: botocore's text can quote whole receipt handles, and a traceback would print it.
@@ -363,16 +365,13 @@ def check_region(reference: QueueReference, queue: str, region: str) -> None:
         )
 
 
-class _UnreadableAnswerError(Exception):
-    """An answer of status 2xx is not a JSON object."""
+class _ForeignAnswerError(Exception):
+    """An answer is not in SQS's form: it is of a proxy, a login portal, or another service."""
 
-
-class _UnreadableRefusalError(Exception):
-    """An answer of another status is one that the client cannot read: only its status says something."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("the answer's text cannot be read")
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
         self.status = status
+        self.text = text
 
 
 _LONGEST_LENGTH: Final = 18
@@ -380,10 +379,11 @@ _LONGEST_LENGTH: Final = 18
 
 
 def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
-    """Refuse an answer that is cut short or not JSON: botocore would read it as one without any content.
+    """Refuse an answer that is cut short or not SQS's: botocore would read it all the same.
 
-    Then a receive whose answer was lost would look like one that found no message. An error of a proxy may be any text
-    in any encoding, some of which botocore fails at.
+    It would read an answer of status 200 as one without any content, so that a receive whose answer was lost would look
+    like one that found no message. And it would read a proxy's page of status 403 as an error of SQS with the code
+    "403", as if SQS denied the access.
     """
     body: bytes = response_dict["body"]
     length = response_dict["headers"].get("content-length", "")
@@ -391,26 +391,39 @@ def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
         raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(length))
     status: int = response_dict["status_code"]
     if status >= 300:
-        if not _is_readable_refusal(body):
-            raise _UnreadableRefusalError(status)
+        if not _is_error_of_sqs(response_dict["headers"], body):
+            target = response_dict["headers"].get("location", "").partition("?")[0]
+            page = body.decode(errors="replace")
+            raise _ForeignAnswerError(status, f"redirects to {target}" if target else page)
         return
     if not body and not length:
-        raise _UnreadableAnswerError("the answer was cut off in its headers")
+        raise _ForeignAnswerError(status, "the answer was cut off in its headers")
     if body[:100].lstrip()[:1] not in {b"", b"{"}:
-        raise _UnreadableAnswerError("the answer is not JSON")
+        raise _ForeignAnswerError(status, "the answer is not JSON")
 
 
-def _is_readable_refusal(body: bytes) -> bool:
-    """Whether the client can read an error: a JSON object whose code is a text, or any text that is not JSON."""
+_XML_CODE: Final = re.compile(r"<Code>\s*[\w.]+\s*</Code>")
+
+
+def _is_error_of_sqs(headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether an error has a code, as all errors of SQS, and the client can read it.
+
+    An error of a proxy may be any text in any encoding, some of which botocore fails at.
+    """
     try:
-        said = json.loads(body.decode())
+        text = body.decode()
+        said = json.loads(text)
     except UnicodeDecodeError:
         return False
     except ValueError:
-        return True
+        return _XML_CODE.search(text) is not None
     except RecursionError:
         return False
-    return isinstance(said, dict) and isinstance(said.get("__type", ""), str)
+    if not isinstance(said, dict):
+        return False
+    code = said.get("__type")
+    # SQS writes the code into the body. Some emulators write it into the header only.
+    return bool(headers.get("x-amzn-query-error")) if code is None else isinstance(code, str) and code != ""
 
 
 _READERS: Final = ("botocore.parsers", "aiobotocore.parsers")
@@ -427,18 +440,12 @@ def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
     try:
         return reading()
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _not_of_sqs(operation, queue, f"{type(error).__name__} while reading the answer") from None
+        raise _unreadable(error, operation, queue) from None
 
 
-def _not_of_sqs(operation: str, queue: str, text: str) -> SqsError:
-    """What answered may have passed the call on to SQS, so a call that changes something may have been carried out."""
-    kind = EndpointError if operation in _READS else TransientError
-    return kind(
-        f"{operation} on queue {queue}: the answer does not come from SQS. Check the client's endpoint URL and proxy.",
-        queue=queue,
-        code="UnreadableAnswer",
-        text=text,
-    )
+def _unreadable(error: Exception, operation: str, queue: str) -> SqsError:
+    text = f"{type(error).__name__} while reading the answer"
+    return error_from_foreign_answer(200, text, operation=operation, queue=queue)
 
 
 def _in_order(receipts: Sequence[Receipt], answers: Sequence[EntryAnswer]) -> list[EntryAnswer]:

@@ -69,7 +69,7 @@ class WrongRegionError(SqsError):
 
 
 class EndpointError(SqsError):
-    """The endpoint is misconfigured: its certificate is not trusted, or what answers there is not SQS."""
+    """The endpoint is misconfigured: its URL cannot be used, or its certificate is not trusted."""
 
 
 class InvalidRequestError(SqsError):
@@ -109,3 +109,11 @@ class TransientError(SqsError):
     """
 
     verdict = Verdict.TRANSIENT
+
+
+class ForeignAnswerError(TransientError, EndpointError):
+    """What came back is not SQS's: a page of a proxy, a redirect to a login, the answer of another service.
+
+    One such page may pass, so calls are made again while there is time. If it persists, the client's endpoint URL or
+    proxy is wrong, or the network asks for a login. What sent the page may have passed the call on to SQS all the same.
+    """
