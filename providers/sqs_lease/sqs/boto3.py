@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.client_transport import ClientTransport
+from sqs_lease.sqs.parameter_checks import check_rare_calls
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -40,6 +41,7 @@ class Boto3Transport(ClientTransport):
     async def _open(self) -> Any:
         events = self._given.meta.events
         events.register("before-call.sqs", _limit_read_time, unique_id="sqs-lease-read-time")
+        check_rare_calls(self._given)
         return self._given
 
     async def _call(

@@ -15,6 +15,7 @@ from botocore.exceptions import NoCredentialsError, NoRegionError
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.sqs.boto3_sessions import boto3_session, botocore_session
 from sqs_lease.sqs.classification import translate_client_errors
+from sqs_lease.sqs.parameter_checks import check_all_calls
 from sqs_lease.sqs.user_agent import reuse_user_agent
 from sqs_lease.sqs.validation import queue_reference
 
@@ -124,8 +125,9 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
             endpoint_url=access.endpoint_url,
             use_ssl=access.use_ssl,
             verify=access.verify,
-            config=client_config(),
+            config=client_config().merge(Config(parameter_validation=False)),
         )
+    check_all_calls(client)
     reuse_user_agent(client)
     return client
 
