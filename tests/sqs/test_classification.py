@@ -69,6 +69,7 @@ EXPIRED = "Value AQEB for parameter ReceiptHandle is invalid. Reason: The receip
         ("InvalidParameterValue", "", Verdict.REFUSED),
         ("ReceiptHandleIsInvalid", "The input receipt handle is invalid.", Verdict.LOST),
         ("AWS.SimpleQueueService.ReceiptHandleIsInvalid", "", Verdict.LOST),
+        ("InvalidParameterValueException", EXPIRED, Verdict.LOST),
         ("MessageNotInflight", "", Verdict.LOST),
         ("AWS.SimpleQueueService.MessageNotInflight", "", Verdict.LOST),
         ("RequestThrottled", "", Verdict.THROTTLED),

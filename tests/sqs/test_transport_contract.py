@@ -37,7 +37,7 @@ async def send(bench: Bench, url: str, count: int) -> list[str]:
         await bench.transport.send(
             url,
             f"body {number}",
-            message_group_id=f"group {number}" if fifo else None,
+            message_group_id=f"group-{number}" if fifo else None,
             deduplication_id=str(number) if fifo else None,
         )
         for number in range(count)
@@ -181,6 +181,25 @@ def test_a_lease_that_is_lost_does_not_take_the_others_of_its_batch_along(bench:
         assert verdicts[:2] == [Verdict.LOST, Verdict.DONE]
         assert verdicts[2] is not Verdict.DONE
         assert await delete(bench, url, [held[0], unknown, held[2]]) == [Verdict.DONE, Verdict.LOST, Verdict.DONE]
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("fifo", [False, True], ids=["standard", "FIFO"])
+def test_a_second_delete_with_the_same_handle_is_done_or_lost_and_never_refused(bench: Bench, fifo: bool) -> None:
+    """AWS answers success on a standard queue; emulators say that the handle is invalid."""
+
+    async def scenario() -> None:
+        url = bench.create_queue(fifo=fifo)
+        await send(bench, url, 2)
+        held = receipts(await receive(bench, url))
+        assert await delete(bench, url, held[:1]) == [Verdict.DONE]
+        again, other = await delete(bench, url, held)
+        assert again in {Verdict.DONE, Verdict.LOST}
+        assert other is Verdict.DONE
+        # Alone in its call, as after an answer that did not come.
+        assert set(await delete(bench, url, held[:1])) <= {Verdict.DONE, Verdict.LOST}
+        assert await counts(bench, url) == (0, 0)
 
     bench.run(scenario)
 
