@@ -24,6 +24,7 @@ from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.consuming import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_BATCHES,
     STOP_SECONDS,
     Consuming,
     Work,
@@ -470,7 +471,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             LeasesLostError: See above.
             RuntimeError: See above.
         """
-        async with self._running(concurrency, stop_within) as (queue, seconds):
+        async with self._running(concurrency, self._settings.options.max_messages, stop_within) as (queue, seconds):
             works: asyncio.Queue[Work] = asyncio.Queue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
@@ -525,7 +526,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
         Args:
             handle: Works on a batch, which is never empty: a coroutine function.
-            concurrency: How many batches are worked on at once; 1 by default.
+            concurrency: How many batches are worked on at once, 1 to 32; 1 by default.
             stop_within: See :meth:`run`.
 
         Raises:
@@ -558,7 +559,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
 
-        async with self._running(concurrency, stop_within) as (queue, seconds):
+        async with self._running(concurrency, MOST_BATCHES, stop_within) as (queue, seconds):
             loop = asyncio.get_running_loop()
             workers = [loop.create_task(work_until_stopped()) for _ in range(concurrency)]
 
@@ -609,9 +610,10 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             return self._queue
 
     @asynccontextmanager
-    async def _running(self, concurrency: int, stop_within: Duration) -> AsyncIterator[tuple[OpenQueue, float]]:
+    async def _running(
+        self, concurrency: int, most: int, stop_within: Duration
+    ) -> AsyncIterator[tuple[OpenQueue, float]]:
         """Run in this loop, stopped by signals; give what is open, and for how long work may go on at the end."""
-        most = self._settings.options.max_messages
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._stopping.is_set():

@@ -28,6 +28,7 @@ from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.consuming import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_BATCHES,
     STOP_SECONDS,
     Consuming,
     Work,
@@ -640,7 +641,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             LeasesLostError: See ``on_lost``.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        with self._running(concurrency, stop_within) as (opened, seconds):
+        with self._running(concurrency, self._settings.options.max_messages, stop_within) as (opened, seconds):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
@@ -649,7 +650,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
             def work_until_stopped() -> None:
                 while (work := works.get()) is not None:
-                    if not consuming.claim(work):
+                    if self._stopping.is_set() or not consuming.claim(work):
                         continue
                     settlement: Settlement = Release()
                     try:
@@ -690,7 +691,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         Args:
             handle: Works on a batch, which is never empty. See :meth:`run`.
-            concurrency: How many batches are worked on at once; 1 by default. Each has up to ``max_messages``.
+            concurrency: How many batches are worked on at once, 1 to 32; 1 by default. Each has up to ``max_messages``.
             stop_within: See :meth:`run`.
 
         Raises:
@@ -731,7 +732,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 logger.warning("The work on a batch of %s did not end in time: it is given back", self._settings.queue)
                 block.give_back()
 
-        with self._running(concurrency, stop_within) as (opened, seconds):
+        with self._running(concurrency, MOST_BATCHES, stop_within) as (opened, seconds):
             late = threading.Timer(seconds, give_back)
             late.daemon = True
 
@@ -779,9 +780,8 @@ class Consumer(AbstractContextManager["Consumer"]):
             return self._opened
 
     @contextmanager
-    def _running(self, concurrency: int, stop_within: Duration) -> Iterator[tuple[_Opened, float]]:
+    def _running(self, concurrency: int, most: int, stop_within: Duration) -> Iterator[tuple[_Opened, float]]:
         """Run in this thread, stopped by signals; give what is open, and for how long work may go on at the end."""
-        most = self._settings.options.max_messages
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._stopping.is_set():

@@ -150,6 +150,30 @@ class TestCancellation:
 
         program.run(main)
 
+    @pytest.mark.parametrize("first", [0.5 * step for step in range(1, 60)])
+    def test_one_that_comes_twice_while_it_receives_leaves_no_message_in_flight(
+        self, program: Program, first: float
+    ) -> None:
+        """10 of 25 stayed in flight at 20 of 532 points, and nothing was said."""
+        program.orders.queue.send(*map(str, range(25)))
+        program.orders.faults = lambda call: Fault(before_seconds=0.7, after_seconds=0.9)
+
+        async def main() -> None:
+            async def work() -> None:
+                async with program.lease(max_messages=25, wait=20, linger=5):
+                    await asyncio.sleep(3_600)
+
+            working = asyncio.create_task(work())
+            await asyncio.sleep(first)
+            working.cancel()
+            await asyncio.sleep(0.3)
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            assert program.orders.queue.invisible == []
+
+        program.run(main)
+
     def test_one_that_comes_between_the_receive_and_the_block_gives_back(self, program: Program) -> None:
         program.orders.queue.send("a")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -40,7 +41,8 @@ from sqs_lease import (
 )
 from sqs_lease.keeper import session
 from sqs_lease.sqs.errors import AccessDeniedError
-from sqs_lease.testing import NO_FAULT, MemoryTransport, Operation, ScriptedFaults
+from sqs_lease.testing import NO_FAULT, Fault, MemoryTransport, Operation, ScriptedFaults, TransportCall, no_faults
+from sqs_lease.testing.service_errors import UNAVAILABLE
 from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
 
 
@@ -185,6 +187,37 @@ class TestABlockThatIsDropped:
         eventually(lambda: orders.queue.visible == ["a"])
         eventually(lambda: "was dropped before its block ended" in caplog.text)
 
+    @pytest.mark.parametrize("how", ["a method of its owner", "a function that refers to the batch"])
+    def test_a_listener_does_not_keep_it_alive(self, orders: Orders, how: str) -> None:
+        orders.queue.send("a", "b")
+
+        class Loader:
+            def __init__(self) -> None:
+                self.told: list[LeaseEvent] = []
+                self.batch: LeasedBatch | None = None
+
+            def happened(self, event: LeaseEvent) -> None:
+                self.told.append(event)
+
+            def bodies(self) -> Iterator[str]:
+                def listen(event: LeaseEvent) -> None:
+                    self.happened(event)
+
+                listener = self.happened if "method" in how else listen
+                with lease("orders", linger=0, on_event=listener) as self.batch:
+                    # Its thread has started, and waits for more.
+                    self.batch.succeed(next(iter(self.batch)))
+                    self.batch.flush()
+                    eventually(lambda: bool(self.told))
+                    for message in self.batch:
+                        yield message.body
+
+        suspended = Loader().bodies()
+        assert next(suspended) == "a"
+        del suspended
+        gc.collect()
+        eventually(lambda: orders.queue.visible == ["b"])
+
     def test_a_batch_that_is_still_there_keeps_its_messages(self, orders: Orders) -> None:
         orders.queue.send("a")
         batch = lease("orders", linger=0).__enter__()
@@ -314,6 +347,48 @@ class TestOrderWithinAGroup:
         with pytest.raises(ZeroDivisionError):
             work()
         assert orders.fifo.visible == ["first", "second"]
+
+
+class TestAnEndThatIsInterrupted:
+    """One Ctrl-C while the end of a block deletes 600 messages whose work is done."""
+
+    def interrupted(self, orders: Orders, faults: Callable[[TransportCall], Fault]) -> LeasedBatch:
+        orders.queue.send(*map(str, range(600)))
+        deletes: list[TransportCall] = []
+
+        def interrupt(call: TransportCall) -> Fault:
+            if call.operation is Operation.DELETE:
+                deletes.append(call)
+                if len(deletes) == 5:
+                    # To the thread that waits: this one is the loop's.
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return faults(call)
+            return NO_FAULT
+
+        orders.faults = interrupt
+        block = lease("orders", max_messages=600, linger=1)
+        batch = block.__enter__()
+        assert len(batch) == 600
+        with pytest.raises(KeyboardInterrupt) as raised:
+            block.__exit__(None, None, None)
+        self.notes = "".join(getattr(raised.value, "__notes__", []))
+        return batch
+
+    def test_deletes_them_all(self, orders: Orders) -> None:
+        batch = self.interrupted(orders, no_faults)
+        assert orders.queue.deleted == 600
+        assert batch.report().deleted == 600
+        assert self.notes == ""
+
+    def test_says_what_it_could_not_delete_in_time_and_counts_it(
+        self, orders: Orders, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(session, "GIVE_BACK_SECONDS", 0.5)
+        batch = self.interrupted(orders, lambda _: Fault(error=UNAVAILABLE))
+        report = batch.report()
+        assert (report.deleted, report.failed, report.held) == (0, 600, 0)
+        assert "600 messages" in self.notes
+        assert "were not settled as asked" in caplog.text
 
 
 class TestWhatTheServiceRefuses:

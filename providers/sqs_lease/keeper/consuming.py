@@ -10,8 +10,9 @@ each message by the end of its work. Workers are threads or tasks, which take wh
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
   ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
-- **Stopping**: it receives nothing more, and what waits is visible again at once. Work that has begun may end, for a
-  bounded time; after that its messages are given back as well.
+- **Stopping**: no more work begins. What waits is visible again as soon as the polls in flight have ended: an open poll
+  of this consumer would receive it at once. Work that has begun may end, for a bounded time; after that its messages
+  are given back as well.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 """The pauses after a receive that failed: each is twice as long as the one before, up to the longest."""
+
+MOST_BATCHES: Final = 32
+"""Most batches that are worked on at once: each receives by long polls, which have half of a client's connections."""
 
 STOP_SECONDS: Final = 20.0
 """How long work that has begun may go on when a consumer stops. Containers are killed 30 s after SIGTERM, mostly."""
@@ -101,9 +105,9 @@ class Consuming:
     # From any thread
 
     def claim(self, work: Work) -> bool:
-        """Take a message to work on it; False if it went back meanwhile."""
+        """Take a message to work on it; False if it goes back, or went."""
         # One step of the interpreter, so that only one of a worker and the loop gets it.
-        return self._unclaimed.pop(work.message.receipt, None) is work
+        return not self._stopping and self._unclaimed.pop(work.message.receipt, None) is work
 
     def failed(self, work: Work, error: Exception) -> Settlement:
         """Tell of an error that ended the work on a message, and ask the failure rule, in the worker's thread."""
@@ -133,6 +137,7 @@ class Consuming:
             self._stream.stop()
         try:
             await self._stream.run()
+            self._give_back_waiting()
             left = stop_within_seconds - (asyncio.get_running_loop().time() - self._stopped_at)
             await self._wait(lambda: self._gives_up or not self._works, max(left, 0.0))
         finally:
@@ -142,14 +147,11 @@ class Consuming:
         return self.report()
 
     def stop(self) -> None:
-        """Receive nothing more, and give back what no worker has claimed."""
+        """Receive nothing more, begin no work, and give back what waits."""
         if not self._stopping:
             self._stopping, self._stopped_at = True, asyncio.get_running_loop().time()
         if self._stream is not None:
             self._stream.stop()
-        for receipt in tuple(self._unclaimed):
-            if (work := self._unclaimed.pop(receipt, None)) is not None:
-                self.ended(work, Release())
 
     def give_up(self) -> None:
         """Stop, and give back also what is worked on, without waiting."""
@@ -201,10 +203,12 @@ class Consuming:
             else:
                 line.append(work)
 
+    def _give_back_waiting(self) -> None:
+        for receipt in tuple(self._unclaimed):
+            if (work := self._unclaimed.pop(receipt, None)) is not None:
+                self.ended(work, Release())
+
     def _offer(self, work: Work) -> None:
-        if self._stopping:
-            self.ended(work, Release())
-            return
         self._unclaimed[work.message.receipt] = work
         self._give(work)
 
@@ -245,7 +249,7 @@ class Consuming:
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Another consumer may have a message: if its work has not begun, it does not."""
         work = self._works.get(receipt)
-        if work is not None and (self.claim(work) or self._waits_in_line(work)):
+        if work is not None and (self._unclaimed.pop(receipt, None) is work or self._waits_in_line(work)):
             self.ended(work, Expire())
 
     def _waits_in_line(self, work: Work) -> bool:
@@ -277,6 +281,7 @@ class Consuming:
     async def _end(self) -> None:
         """Give back what is in hand still, and wait until all is settled, for a bounded time."""
         self.stop()
+        self._give_back_waiting()
         if self._works:
             logger.warning(
                 "The work on %d messages of %s did not end in time: they are visible again now, although it may go on",

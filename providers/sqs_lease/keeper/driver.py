@@ -481,21 +481,22 @@ def _verb(call: Call) -> str:
 def _with_reason(message: Message, reason: str) -> Mapping[str, Mapping[str, Any]]:
     """The message's attributes and why it is dead-lettered, where the service's limits leave room for it.
 
-    SQS allows ten attributes, and 1 MiB for the body and the attributes together.
+    SQS allows ten attributes, and 1 MiB for the body and the attributes together. A message that was dead-lettered
+    before, and redriven, has an older reason: it is not the reason of this time.
     """
-    attributes = message.message_attributes
+    attributes = {name: value for name, value in message.message_attributes.items() if name != REASON_ATTRIBUTE}
     shown = printable(reason[:_MAX_REASON_CHARACTERS])
     if len(attributes) >= _MAX_MESSAGE_ATTRIBUTES or not shown:
         return attributes
-    room = _MAX_MESSAGE_BYTES - _message_bytes(message) - len(REASON_ATTRIBUTE) - len("String")
+    room = _MAX_MESSAGE_BYTES - _message_bytes(message.body, attributes) - len(REASON_ATTRIBUTE) - len("String")
     shown = shown.encode()[: max(room, 0)].decode(errors="ignore")
     return {**attributes, REASON_ATTRIBUTE: {"DataType": "String", "StringValue": shown}} if shown else attributes
 
 
-def _message_bytes(message: Message) -> int:
+def _message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
     """The size of a message as SQS counts it: the body, and name, type and value of each attribute."""
-    size = len(message.body.encode())
-    for name, attribute in message.message_attributes.items():
+    size = len(body.encode())
+    for name, attribute in attributes.items():
         for part in (name, *attribute.values()):
             size += len(part if isinstance(part, bytes) else str(part).encode())
     return size

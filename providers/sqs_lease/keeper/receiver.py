@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 MAX_POLLS: Final = 10
 """The most long polls that one collection has in flight."""
 
-LONGEST_STREAM_POLL_SECONDS: Final = 10
+LONGEST_STREAM_POLL_SECONDS: Final = 5
 """The longest poll of a consumer: so long it may take to stop, for a poll that was sent is never cancelled."""
 
 LOST_ANSWER_SECONDS: Final = 10.0

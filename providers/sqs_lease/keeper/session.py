@@ -263,7 +263,8 @@ class LeaseSession:
         """
         try:
             # With those that were settled before and wait for their turn within their group.
-            await self._settle_within({**settlements, **self._decided}, within)
+            self.decide(settlements)
+            await self._settle_within(self._decided, within)
         finally:
             await to_its_end(self._close())
 
@@ -273,8 +274,8 @@ class LeaseSession:
             return
         try:
             if self._batch is not None:
-                held = dict.fromkeys((lease.receipt for lease in self._batch.leases()), Release())
-                await self._settle_within({**held, **self._decided}, GIVE_BACK_SECONDS)
+                self.decide(dict.fromkeys((lease.receipt for lease in self._batch.leases()), Release()))
+                await self._settle_within(self._decided, GIVE_BACK_SECONDS)
         finally:
             await to_its_end(self._close())
 
