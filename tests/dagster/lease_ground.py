@@ -14,12 +14,12 @@ from typing import Any
 import dagster as dg
 from dagster._core.test_utils import create_run_for_test
 
-from sqs_lease.core.failure_rules import release
 from sqs_lease.core.policies import Fixed
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.dagster.lease_sensor.host import LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request, Tick
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.testing import LeasedQueues, MemoryTransport, ScriptedFaults
 
 Status = dg.DagsterRunStatus
@@ -64,20 +64,16 @@ class Ground:
             deployment="ours",
             uri=str(self.directory),
             queue=self.queue.url,
-            policy=Fixed(visibility=600, every=300),
-            on_failure=release(),
-            max_messages=10,
-            wait_seconds=0,
-            linger_seconds=0,
+            options=LeaseOptions.of(wait=0, linger=0, policy=Fixed(visibility=600, every=300)),
             max_batches=1,
             run_deadline_seconds=3600,
             look_seconds=0.05,
             fence_seconds=0.2,
         )
         instance = dg.DagsterInstance.from_ref(self.instance.get_ref())
-        host = LeaseHost(
-            replace(settings, **changed), instance, lambda: MemoryTransport(self.queues.sqs, faults=self.faults)
-        )
+        of_lease = {name: changed.pop(name) for name in LeaseOptions.__slots__ if name in changed}
+        settings = replace(settings, options=replace(settings.options, **of_lease), **changed)
+        host = LeaseHost(settings, instance, lambda: MemoryTransport(self.queues.sqs, faults=self.faults))
         self.hosts.append(host)
         return host
 

@@ -139,12 +139,12 @@ SECRET = "hunter2"
     [
         ("queue: {name: ''}", "queue"),
         ("queue: {name: orders, region: eu-west-1}", "region"),
-        ("lease: {max_messages: 0}", "max_messages must be at least 1, not 0"),
-        ("lease: {max_messages: 120001}", "max_messages must be at most 120000"),
-        ("lease: {wait_seconds: .nan}", "wait_seconds must be at least 0, not nan"),
-        ("lease: {linger_seconds: .inf}", "linger_seconds must be at least 0, not inf"),
+        ("lease: {max_messages: 0}", "max_messages must be an integer from 1 to 120000 .*, not 0"),
+        ("lease: {max_messages: 120001}", "max_messages must be an integer from 1 to 120000 .*, not 120001"),
+        ("lease: {wait_seconds: .nan}", "wait_seconds\n.*wait must be at least 0 seconds"),
+        ("lease: {linger_seconds: .inf}", "linger_seconds\n.*linger must be at least 0 seconds"),
         ("backlog_sensor: {max_wait_seconds: .nan}", "max_wait_seconds must be at least 0, not nan"),
-        ("lease: {wait_seconds: -1}", "wait_seconds must be at least 0, not -1"),
+        ("lease: {wait_seconds: -1}", "wait_seconds\n.*wait must be at least 0 seconds, not -1"),
         (
             "lease: {on_failure: dead_lettr}",
             "lease.on_failure: on_failure must be one of .*dead_letter, not 'dead_lettr'",

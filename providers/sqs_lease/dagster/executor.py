@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch, lease
-from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.limits import MAX_IN_FLIGHT
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
+from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import (
     add_run_tags,
     awaited_steps,
@@ -56,8 +54,8 @@ from sqs_lease.dagster.run_batch.run_folders import (
 )
 from sqs_lease.dagster.run_batch.signs_of_life import signs_of_life
 from sqs_lease.dagster.verdict import StepEnds, verdict
-from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS
-from sqs_lease.keeper.session import Messages, SettlementError
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
+from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 
@@ -83,8 +81,8 @@ def sqs_lease_executor(
     queue: SqsQueueResource,
     *,
     workspace: str,
-    max_messages: int = 10,
-    wait: Duration = 20.0,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    wait: Duration = DEFAULT_WAIT_SECONDS,
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
@@ -143,14 +141,18 @@ def sqs_lease_executor(
     check_queue_resource(queue, "sqs_lease_executor")
     check_workspace(workspace, "sqs_lease_executor")
     require_manifests("sqs_lease_executor", "dagster,manifest")
-    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, "sqs_lease_executor")
-    resolve_policy(policy, visibility=visibility)
-    for name, duration in (("wait", wait), ("linger", linger)):
-        seconds_of(duration, name=name)
+    options = LeaseOptions.of(
+        max_messages=max_messages,
+        wait=wait,
+        linger=linger,
+        policy=policy,
+        visibility=visibility,
+        on_failure=failure_rule(on_failure),
+    )
     if max_concurrent is not None:
         check_whole_number(max_concurrent, "max_concurrent", 1, 10_000, "sqs_lease_executor")
     inner = _inner(around, max_concurrent)
-    leasing = _Leasing(queue, workspace, max_messages, wait, linger, policy, visibility, failure_rule(on_failure))
+    leasing = _Leasing(queue, workspace, options)
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
         config = dict(context.executor_config)
@@ -194,26 +196,12 @@ class _Leasing:
 
     queue: SqsQueueResource
     workspace: str
-    max_messages: int
-    wait: Duration
-    linger: Duration
-    policy: RenewalPolicy | str | None
-    visibility: Duration | None
-    on_failure: FailureRule
+    options: LeaseOptions
 
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[OwnLeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
-        block = lease(
-            queue.queue,
-            max_messages=self.max_messages,
-            wait=self.wait,
-            linger=self.linger,
-            policy=self.policy,
-            visibility=self.visibility,
-            on_failure=self.on_failure,
-            client=queue.client(),
-        )
-        return Entered(block, queue)
+        settings = LeaseSettings(queue=queue.queue, options=self.options)
+        return Entered(LeaseBlock(settings, queue.client()), queue)
 
 
 class LeaseExecutor(dg.Executor):

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, Unpack, get_type_hints
 import dagster as dg
 
 from sqs_lease.dagster._internals import missing_outputs, output_events, step_key
-from sqs_lease.dagster.resource import LeaseArguments, SqsQueueResource, check_lease_arguments
+from sqs_lease.dagster.resource import LeaseArguments, SqsQueueResource, lease_options
 
 BATCH: Final = "batch"
 """The parameter that gets the batch."""
@@ -53,7 +53,7 @@ def leased(queue: str, **arguments: Unpack[LeaseArguments]) -> Callable[[_Work],
             f"leased() takes the key of an SqsQueueResource among the resources, not {type(queue).__name__!r}: write "
             '@leased("orders_queue") above the function'
         )
-    check_lease_arguments(queue, arguments)
+    lease_options(queue, arguments)
 
     def decorate(work: _Work) -> Callable[..., Any]:
         return _within_lease(work, queue, arguments)

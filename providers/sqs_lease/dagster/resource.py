@@ -6,12 +6,13 @@ import inspect
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeasedBatch, lease, queue_attributes
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
@@ -21,7 +22,8 @@ from sqs_lease.dagster.attempts import StepLease
 from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
 from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
-from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, LeaseOptions
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
+from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.errors import SqsError
@@ -127,8 +129,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self,
         context: Context,
         *,
-        max_messages: int = 10,
-        wait: Duration = 20.0,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        wait: Duration = DEFAULT_WAIT_SECONDS,
         linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
@@ -208,10 +210,11 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         }
         _check_context(context)
         self._refuse_no_queue()
-        check_lease_arguments(self.queue, arguments)
+        queue_reference(self.queue)
+        options = lease_options(self.queue, arguments)
         held = batch_of_run(context, self.queue)
         if held is None:
-            return self._received(context, arguments)
+            return self._received(context, options, on_resume, on_failure)
         return self._joined(context, held, _given(arguments))
 
     @contextmanager
@@ -225,21 +228,15 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             yield batch
 
     @contextmanager
-    def _received(self, context: Context, arguments: LeaseArguments) -> Iterator[LeasedBatch]:
-        if arguments["on_resume"] == "refuse" and (key := step_key(context)) is not None:
+    def _received(
+        self, context: Context, options: LeaseOptions, on_resume: str, on_failure: OnFailure | None
+    ) -> Iterator[LeasedBatch]:
+        if on_resume == "refuse" and (key := step_key(context)) is not None:
             refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
-        step = StepLease(context, arguments["on_failure"])
+        step = StepLease(context, on_failure)
         step.refuse_to_receive()
-        block = lease(
-            self.queue,
-            max_messages=arguments["max_messages"],
-            wait=arguments["wait"],
-            linger=arguments["linger"],
-            policy=arguments["policy"],
-            visibility=arguments["visibility"],
-            on_failure=step.rule,
-            client=self.client(),
-        )
+        settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=step.rule))
+        block = LeaseBlock(settings, self.client())
         step.watch(block)
         try:
             with ExitStack() as leaving:
@@ -293,8 +290,8 @@ def check_queue_resource(queue: object, whose: str) -> None:
         )
 
 
-def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
-    """Check arguments of :meth:`SqsQueueResource.lease` where they are written.
+def lease_options(queue: str, arguments: LeaseArguments) -> LeaseOptions:
+    """Check arguments of :meth:`SqsQueueResource.lease` where they are written, and fill in the defaults.
 
     Args:
         queue: What they are for, for errors.
@@ -306,16 +303,10 @@ def check_lease_arguments(queue: str, arguments: LeaseArguments) -> None:
     """
     if unknown := sorted(arguments.keys() - LeaseArguments.__annotations__.keys()):
         raise TypeError(f"a lease of {queue!r} takes no argument {', '.join(map(repr, unknown))}")
-    _check_on_resume(arguments.get("on_resume", "refuse"))
-    queue_reference(queue)
-    LeaseOptions.of(
-        max_messages=arguments.get("max_messages", 1),
-        wait=arguments.get("wait", 0),
-        linger=arguments.get("linger", 0),
-        policy=arguments.get("policy"),
-        visibility=arguments.get("visibility"),
-        on_failure=resolve_failure_rule(arguments.get("on_failure")),
-    )
+    options: dict[str, Any] = {**arguments}
+    _check_on_resume(options.pop("on_resume", "refuse"))
+    on_failure = resolve_failure_rule(options.pop("on_failure", None))
+    return LeaseOptions.of(**options, on_failure=on_failure)
 
 
 def _check_context(context: object) -> None:

@@ -9,13 +9,17 @@ import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.keeper import options
 from sqs_lease.sqs.validation import queue_reference
 
 COMPONENT: Final = "component"
+
+# Other defaults than those of a lease in code, on purpose: each batch is a whole run, which takes seconds to start.
+RUN_MAX_MESSAGES: Final = 1000
+RUN_LINGER_SECONDS: Final = 5.0
 
 
 def errors_at_their_keys(schema: dict[str, Any]) -> None:
@@ -93,9 +97,11 @@ class QueueOptions(dg.Model, dg.Resolvable):
 class LeaseOptions(dg.Model, dg.Resolvable):
     """How a batch is received and kept."""
 
-    max_messages: int = Field(default=1000, description="Most messages of one run.")
-    wait_seconds: float = Field(default=20.0, description="How long to wait for a first message.")
-    linger_seconds: float = Field(default=5.0, description="How long to wait for more once one came.")
+    max_messages: int = Field(default=RUN_MAX_MESSAGES, description="Most messages of one run.")
+    wait_seconds: float = Field(
+        default=options.DEFAULT_WAIT_SECONDS, description="How long to wait for a first message."
+    )
+    linger_seconds: float = Field(default=RUN_LINGER_SECONDS, description="How long to wait for more once one came.")
     visibility_seconds: float | None = Field(
         default=None, description="The visibility timeout to receive with; the queue's own by default."
     )
@@ -110,19 +116,13 @@ class LeaseOptions(dg.Model, dg.Resolvable):
         "mapping of its kind and its arguments, such as {kind: backoff, initial: 30}.",
     )
 
-    @field_validator("max_messages")
+    @field_validator("max_messages", "wait_seconds", "linger_seconds")
     @classmethod
-    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
-        if number > MAX_IN_FLIGHT:
-            raise ValueError(
-                f"max_messages must be at most {MAX_IN_FLIGHT}, as many as a queue has in flight, not {number}"
-            )
-        return _at_least(1, number, info)
-
-    @field_validator("wait_seconds", "linger_seconds")
-    @classmethod
-    def _is_no_past(cls, number: float, info: ValidationInfo) -> float | None:
-        return _at_least(0, number, info)
+    def _is_an_option(cls, number: float, info: ValidationInfo) -> float:
+        # One by one, so that the error is at its key.
+        option: dict[str, Any] = {str(info.field_name).removesuffix("_seconds"): number}
+        options.LeaseOptions.of(**option)
+        return number
 
     @model_validator(mode="after")
     def _can_be_used(self) -> Self:

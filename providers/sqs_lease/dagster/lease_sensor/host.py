@@ -332,6 +332,7 @@ class LeaseHost:
 
     async def _receive(self, dispatcher: Dispatcher | None) -> int:
         """Receive messages, and write them down as a batch for each run that they go to."""
+        options = self._settings.options
         queue_url, policy = await self._resolved_queue()
         receiver = Receiver(self._transport, queue_url, visibility_seconds=policy.visibility_seconds, clock=self._clock)
         first = self._new_batch(uuid4().hex, queue_url, policy)
@@ -339,9 +340,9 @@ class LeaseHost:
         batches: list[KeptBatch] = []
         try:
             collected = await receiver.collect(
-                self._settings.max_messages,
-                wait=self._settings.wait_seconds,
-                linger=self._settings.linger_seconds,
+                options.max_messages,
+                wait=options.wait_seconds,
+                linger=options.linger_seconds,
                 on_received=lambda reception: held.add(
                     reception.messages, received_at=reception.received_at, sent_at=reception.sent_at
                 ),
@@ -435,7 +436,7 @@ class LeaseHost:
         """The queue's URL, and the policy with its visibility timeout; asked for once."""
         if self._queue is None:
             url = await self._transport.queue_url(self._settings.queue)
-            policy = self._settings.policy
+            policy = self._settings.options.policy
             if policy.visibility is None:
                 attributes = await self._transport.queue_attributes(url)
                 policy = with_visibility(policy, TAKEOVER_SECONDS, attributes.visibility_seconds)
@@ -471,7 +472,7 @@ class LeaseHost:
         held = self._keeper.open_batch(
             queue_url,
             policy=policy,
-            on_failure=self._settings.on_failure,
+            on_failure=self._settings.options.on_failure,
             on_event=on_event,
             message_source=partial(_messages_of, folder),
         )

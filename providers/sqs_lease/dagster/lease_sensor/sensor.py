@@ -24,10 +24,10 @@ from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import OnFailure, resolve_policy
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import (
     at_exit,
     dispose,
@@ -47,10 +47,16 @@ from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace
 from sqs_lease.dagster.targets import Job, RunConfig, Target, add_requests, jobs_of_a_list, target_argument
-from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import check_whole_number
+
+EVALUATION_WAIT_SECONDS: Final = 5.0
+"""How long an evaluation waits for a first message, unless told otherwise.
+
+It is shorter than that of other leases on purpose: Dagster evaluates again soon where nothing came.
+"""
 
 LONGEST_RECEIVE_SECONDS: Final = 30.0
 """How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
@@ -74,8 +80,8 @@ def build_sqs_lease_sensor(
     target: Target,
     *,
     workspace: str,
-    max_messages: int = 10,
-    wait: Duration = 5.0,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    wait: Duration = EVALUATION_WAIT_SECONDS,
     linger: Duration = DEFAULT_LINGER_SECONDS,
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
@@ -149,12 +155,19 @@ def build_sqs_lease_sensor(
     check_queue_resource(queue, whose)
     require_manifests(whose, "dagster,manifest")
     check_workspace(workspace, whose)
-    check_whole_number(max_messages, "max_messages", 1, MAX_IN_FLIGHT, whose)
     check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
-    wait_seconds, linger_seconds = seconds_of(wait, name="wait"), seconds_of(linger, name="linger")
-    if wait_seconds + linger_seconds > LONGEST_RECEIVE_SECONDS:
+    options = LeaseOptions.of(
+        max_messages=max_messages,
+        wait=wait,
+        linger=linger,
+        policy=policy,
+        visibility=visibility,
+        on_failure=failure_rule(on_failure),
+    )
+    longest = options.wait_seconds + options.linger_seconds
+    if longest > LONGEST_RECEIVE_SECONDS:
         raise ValueError(
-            f"{whose}: wait and linger are {wait_seconds + linger_seconds:g} s together, and may be at most "
+            f"{whose}: wait and linger are {longest:g} s together, and may be at most "
             f"{LONGEST_RECEIVE_SECONDS:g} s, because Dagster gives up an evaluation after 60 s"
         )
     jobs = jobs_of_a_list(target)
@@ -163,11 +176,7 @@ def build_sqs_lease_sensor(
     settings = HostSettings(
         sensor=name,
         uri=f"{workspace.rstrip('/')}/{name}",
-        policy=resolve_policy(policy, visibility=visibility),
-        on_failure=failure_rule(on_failure),
-        max_messages=max_messages,
-        wait_seconds=wait_seconds,
-        linger_seconds=linger_seconds,
+        options=options,
         max_batches=max_batches,
         run_deadline_seconds=seconds_of(run_deadline, name="run_deadline", minimum=1, maximum=MAX_VISIBILITY_SECONDS),
     )
@@ -251,8 +260,8 @@ class _LeaseSensor:
         return dg.SensorResult(
             skip_reason=(
                 "This is a test, so nothing was received. The sensor would receive up to "
-                f"{self.settings.max_messages} of about {attributes.visible} messages of {queue.queue}, and ask "
-                "for a run"
+                f"{self.settings.options.max_messages} of about {attributes.visible} messages of {queue.queue}, and "
+                "ask for a run"
             )
         )
 

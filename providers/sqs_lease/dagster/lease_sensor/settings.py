@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.dagster.lease_sensor.dispatch import Destination
+from sqs_lease.keeper.options import LeaseOptions
 
 FENCE_SECONDS: Final = 5.0
 """How long a host that took over settles nothing: until the former owner has looked, and its last calls are over."""
@@ -21,11 +20,8 @@ class HostSettings:
     Attributes:
         sensor: The sensor's name.
         uri: The sensor's directory, a URI or an absolute path.
-        policy: The renewal policy; without a visibility timeout it gets one that outlives a takeover.
-        on_failure: What becomes of failed messages.
-        max_messages: Most messages of a batch.
-        wait_seconds: How long to wait for a first message.
-        linger_seconds: How long to wait for more.
+        options: How batches are received and kept; a policy without a visibility timeout gets one that outlives a
+            takeover.
         max_batches: Most batches that are not settled.
         run_deadline_seconds: How long a run is waited for that does not appear.
         queue: The queue's name, ARN or URL; where that is in the environment, it is known at the first evaluation.
@@ -36,11 +32,7 @@ class HostSettings:
 
     sensor: str
     uri: str
-    policy: RenewalPolicy
-    on_failure: FailureRule
-    max_messages: int
-    wait_seconds: float
-    linger_seconds: float
+    options: LeaseOptions
     max_batches: int
     run_deadline_seconds: float
     queue: str = ""

@@ -1,0 +1,59 @@
+"""Dagster's ways to lease have the defaults and the checks of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased, sqs_lease_executor
+from sqs_lease.dagster.components.options import LeaseOptions
+from tests.dagster.lease_ground import loading
+from tests.keeper.refused_options import assert_refuses, other_defaults, refused
+
+QUEUE = SqsQueueResource(queue="orders")
+
+
+def resource(**options: Any) -> object:
+    return QUEUE.lease(dg.build_op_context(), **options)
+
+
+def function(**options: Any) -> object:
+    return leased("orders", **options)
+
+
+def executor(**options: Any) -> object:
+    return sqs_lease_executor(QUEUE, workspace="/orders", **options)
+
+
+def sensor(**options: Any) -> object:
+    return build_sqs_lease_sensor("orders", QUEUE, loading, workspace="/orders", **options)
+
+
+@pytest.mark.parametrize("ask", [resource, function, executor, sensor])
+@refused("max_messages", "wait", "linger", "policy", "visibility", "on_failure")
+def test_what_cannot_be_is_refused_as_everywhere(
+    ask: Callable[..., object], options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    assert_refuses(ask, options, error, text)
+
+
+@pytest.mark.parametrize(
+    ("ask", "others"),
+    [
+        (SqsQueueResource.lease, {}),
+        (sqs_lease_executor, {}),
+        (build_sqs_lease_sensor, {"wait": 5.0}),
+    ],
+)
+def test_the_defaults_of_a_signature_are_those_of_the_options_but_for_the_wait_of_an_evaluation(
+    ask: Callable[..., object], others: dict[str, Any]
+) -> None:
+    assert other_defaults(ask) == others
+
+
+def test_a_run_of_a_component_has_larger_batches() -> None:
+    options = LeaseOptions()
+    assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (1000, 20.0, 5.0)
