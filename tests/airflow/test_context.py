@@ -439,7 +439,7 @@ def test_as_many_messages_as_wanted_can_be_taken_by_one_task(dag: DAG) -> None:
         ({"visibility": 43_201}, ValueError, "visibility must be between 1 and 43200 seconds"),
         ({"visibility": timedelta(hours=13)}, ValueError, "visibility must be between 1 and 43200 seconds"),
         ({"visibility": 0}, ValueError, "visibility must be between"),
-        ({"max_messages": 0}, ValueError, "max_messages of 'orders' must be an integer from 1"),
+        ({"max_messages": 0}, ValueError, "'orders': max_messages must be an integer from 1"),
         ({"max_messages": 120_001}, ValueError, "from 1 to 120000"),
         ({"max_messages": 2.5}, ValueError, "must be an integer"),
         ({"max_messages": True}, ValueError, "must be an integer"),

@@ -78,5 +78,5 @@ def test_a_keeper_whose_lease_another_release_stored_fails_alone() -> None:
 
 
 def test_an_author_sees_the_error_itself_where_the_dag_is_parsed() -> None:
-    with pytest.raises(ValueError, match="max_messages must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="max_messages must be an integer from 1"):
         SqsLeaseTrigger("orders", max_messages=0)

@@ -218,7 +218,7 @@ class SqsLeaseFromEventOperator(BaseOperator):
         self.event = event
         # As a sensor has them, for what is checked while the DAG is parsed. The asset may also be a mere reference to
         # one whose watchers are defined in another file: then there is nothing to check.
-        self.max_messages = sum(trigger.max_messages * trigger.max_unsettled_batches for trigger in triggers)
+        self.max_messages = sum(trigger.lease.max_messages * trigger.max_unsettled_batches for trigger in triggers)
         self.payload = next((trigger.payload for trigger in triggers), None)
 
     def resolve_template_files(self) -> None:

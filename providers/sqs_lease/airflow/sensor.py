@@ -46,7 +46,8 @@ from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import encode_policy, resolve_policy
+from sqs_lease.core.specs import encode_policy
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import queue_reference
 
@@ -161,8 +162,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         self,
         *,
         queue_url: str,
-        max_messages: int | str = 10,
-        linger: Duration = 1.0,
+        max_messages: int | str = DEFAULT_MAX_MESSAGES,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
         payload: str | None = None,
@@ -186,10 +187,11 @@ class SqsLeaseSensor(BaseSensorOperator):
         self.verify = verify
         self.botocore_config = botocore_config
         self.max_messages = max_messages
-        self.linger_seconds = seconds_of(linger, name="linger")
-        resolved = resolve_policy(policy, visibility=visibility)
-        self.policy = encode_policy(resolved)
-        if (risk := takeover_risk(with_visibility(resolved))) is not None:
+        # Without max_messages, which may be a template: see _check_max_messages().
+        lease = LeaseOptions.of(linger=linger, policy=policy, visibility=visibility)
+        self.linger_seconds = lease.linger_seconds
+        self.policy = encode_policy(lease.policy)
+        if (risk := takeover_risk(with_visibility(lease.policy))) is not None:
             warn_author(f"{self.task_id!r}: {risk}", ShortVisibilityWarning)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
@@ -399,18 +401,19 @@ class SqsLeaseSensor(BaseSensorOperator):
         if isinstance(given, str):
             # What a template gives is text.
             given = int(given) if given.isdecimal() else given
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_IN_FLIGHT:
+        try:
+            # What is still text is refused there.
+            most = LeaseOptions.of(max_messages=given).max_messages  # type: ignore[arg-type]
+        except ValueError as error:
+            # By its task: where it came from a template, no line of the DAG's file leads here.
+            raise ValueError(f"{self.task_id!r}: {error}") from error
+        if most > limit:
             raise ValueError(
-                f"max_messages of {self.task_id!r} must be an integer from 1 to {MAX_IN_FLIGHT} "
-                f"(so many messages of a queue can be in flight), not {given!r}"
-            )
-        if given > limit:
-            raise ValueError(
-                f"max_messages of {self.task_id!r} is {given}, but more than {limit} messages do not go through XCom: "
+                f"max_messages of {self.task_id!r} is {most}, but more than {limit} messages do not go through XCom: "
                 "store them with payload='s3://connection@bucket/prefix', or set [sqs_lease] payload in Airflow's "
                 "configuration, or lower max_messages"
             )
-        return given
+        return most
 
     def _aws_connection(self) -> AwsConnection:
         return AwsConnection.of(

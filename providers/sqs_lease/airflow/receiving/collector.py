@@ -33,6 +33,7 @@ from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
@@ -53,28 +54,23 @@ _NAMED_IN_LOG: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What a batch is to be, as plain values.
+    """What a batch is to be.
 
     Attributes:
         queue: The queue's URL, name or ARN.
-        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
-        max_messages: Most messages to receive at once, those that do not match included.
-        linger_seconds: How long to wait for more after the first.
+        lease: How messages are received and held, those that do not match included; ``on_failure`` is for unusable
+            messages. Until when to wait for a first message is said for each collection.
         filter: The arguments of :class:`~sqs_lease.airflow.receiving.filters.MessageFilter`; None lets all through.
         unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filters.encode_unmatched` gives it;
             None leaves them alone until their visibility timeout ends.
         stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
-        on_failure: The rule for unusable messages, as :func:`~sqs_lease.core.specs.encode_failure_rule` gives it.
     """
 
     queue: str
-    policy: dict[str, Any]
-    max_messages: int
-    linger_seconds: float
+    lease: LeaseOptions
     filter: dict[str, Any] | None
     unmatched: dict[str, Any] | None
     stored: bool
-    on_failure: dict[str, Any]
 
 
 class Collector:
@@ -102,7 +98,7 @@ class Collector:
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
-        self._failure_rule = decode_failure_rule(options.on_failure)
+        self._failure_rule = options.lease.on_failure
         self._clock = clock
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
@@ -121,7 +117,7 @@ class Collector:
         """
         queue_url = await transport.queue_url(options.queue)
         attributes = await transport.queue_attributes(queue_url)
-        policy = with_visibility(decode_policy(options.policy), attributes.visibility_seconds)
+        policy = with_visibility(options.lease.policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
         # Rounded up: a lease that lasts longer than believed harms nobody.
@@ -159,9 +155,9 @@ class Collector:
                 self._receiver = self._open_receiver()
                 self._bytes_left = most_bytes
                 collected = await self._receiver.collect(
-                    self._options.max_messages,
+                    self._options.lease.max_messages,
                     wait=max(wait_until - self._clock.wall(), 0.0),
-                    linger=self._options.linger_seconds,
+                    linger=self._options.lease.linger_seconds,
                     on_received=on_received,
                 )
                 await self._sorted()
@@ -409,7 +405,7 @@ def takeover_risk(policy: RenewalPolicy) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOptions:
-    """The options of one receive.
+    """The options of one receive, as the plain values that Airflow stores for a trigger.
 
     Attributes:
         queue: The queue's URL, name or ARN.
@@ -454,14 +450,16 @@ class ReceiveOptions:
         return INLINE_BYTES if self.payload is None else None
 
     def collecting(self) -> CollectOptions:
-        """What concerns the collection alone."""
-        return CollectOptions(
-            self.queue,
-            self.policy,
-            self.max_messages,
-            self.linger_seconds,
-            self.filter,
-            self.unmatched,
-            stored=self.payload is not None,
-            on_failure=self.on_failure,
+        """What concerns the collection alone.
+
+        Raises:
+            ValueError: An option of the lease is out of range.
+            TypeError: One is of another type.
+        """
+        lease = LeaseOptions.of(
+            max_messages=self.max_messages,
+            linger=self.linger_seconds,
+            policy=decode_policy(self.policy),
+            on_failure=decode_failure_rule(self.on_failure),
         )
+        return CollectOptions(self.queue, lease, self.filter, self.unmatched, stored=self.payload is not None)

@@ -53,9 +53,10 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import decode_policy, encode_failure_rule, encode_policy, resolve_policy
+from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
 from sqs_lease.sqs.validation import queue_reference
 
@@ -135,8 +136,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
         self,
         queue_url: str,
         *,
-        max_messages: int = 10,
-        linger: Duration = 1.0,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | Mapping[str, Any] | str | None = None,
         visibility: Duration | None = None,
         payload: str | None = None,
@@ -154,7 +155,18 @@ class SqsLeaseTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         queue_reference(queue_url)
         self.queue_url = queue_url
-        self.max_messages = _whole_number(max_messages, "max_messages")
+        # Triggers are stored by their arguments, as plain values.
+        decoded = decode_policy(policy) if isinstance(policy, Mapping) else policy
+        self.lease = LeaseOptions.of(
+            max_messages=max_messages,
+            wait=WAIT_SECONDS,
+            linger=linger,
+            policy=decoded,
+            visibility=visibility,
+            # Which run will get a batch, and what its keeper makes of failures, is not known.
+            on_failure=release(),
+        )
+        self.policy = encode_policy(self.lease.policy)
         self.max_unsettled_batches = _whole_number(max_unsettled_batches, "max_unsettled_batches")
         most = max_messages * max_unsettled_batches
         if payload is not None:
@@ -169,12 +181,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 f"(or {MAX_IN_FLIGHT} with payload=): lower one, or set payload='s3://connection@bucket/prefix', "
                 "or [sqs_lease] payload in Airflow's configuration"
             )
-        self.linger_seconds = seconds_of(linger, name="linger")
-        # Triggers are stored by their arguments, as plain values.
-        decoded = decode_policy(policy) if isinstance(policy, Mapping) else policy
-        resolved = resolve_policy(decoded, visibility=visibility)
-        self.policy = encode_policy(resolved)
-        if not isinstance(policy, Mapping) and (risk := takeover_risk(with_visibility(resolved))) is not None:
+        if not isinstance(policy, Mapping) and (risk := takeover_risk(with_visibility(self.lease.policy))) is not None:
             warn_author(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning)
         self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
         self.botocore_config = dict(botocore_config) if botocore_config else None
@@ -208,8 +215,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
             f"{SqsLeaseTrigger.__module__}.{SqsLeaseTrigger.__qualname__}",
             {
                 "queue_url": self.queue_url,
-                "max_messages": self.max_messages,
-                "linger": self.linger_seconds,
+                "max_messages": self.lease.max_messages,
+                "linger": self.lease.linger_seconds,
                 "policy": self.policy,
                 "payload": self.payload,
                 "message_filtering": self.message_filtering,
@@ -316,14 +323,10 @@ class SqsLeaseTrigger(BaseEventTrigger):
     async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
         options = CollectOptions(
             queue=self.queue_url,
-            policy=self.policy,
-            max_messages=self.max_messages,
-            linger_seconds=self.linger_seconds,
+            lease=self.lease,
             filter=None if self._filter is None else asdict(self._filter),
             unmatched=self.unmatched,
             stored=self.payload is not None,
-            # Which run would have got it, and what its keeper makes of failures, is not known.
-            on_failure=encode_failure_rule(release()),
         )
         collector = await Collector.open(options, shared_keeper.transport, keepers.clock)
         batches = OpenBatches(
@@ -375,7 +378,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
             found = await queue.collector.collect(
                 queue.keeper,
                 shared.batch,
-                keepers.clock.wall() + WAIT_SECONDS,
+                keepers.clock.wall() + self.lease.wait_seconds,
                 most_bytes=queue.batches.bytes_left(),
             )
         finally:
