@@ -57,6 +57,7 @@ from sqs_lease.core.limits import (
     RECEIVE_ATTEMPT_SECONDS,
 )
 from sqs_lease.core.messages import Message
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS
 from sqs_lease.sqs.errors import OverLimitError, SqsError
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX, check_queue_url, check_visibility, check_whole_number
@@ -147,7 +148,12 @@ class Receiver:
         self._stopped = False
 
     async def collect(
-        self, max_messages: int, *, wait: Duration, linger: Duration = 1.0, on_received: ReceptionListener
+        self,
+        max_messages: int,
+        *,
+        wait: Duration,
+        linger: Duration = DEFAULT_LINGER_SECONDS,
+        on_received: ReceptionListener,
     ) -> Collected:
         """Collect messages; the module's docstring has the rules, also for errors and cancellation.
 
