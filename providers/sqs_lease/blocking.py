@@ -135,6 +135,13 @@ def lease(
         on_failure=on_failure,
     )
     settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+    return lease_block(settings, on_event=on_event, client=client)
+
+
+def lease_block(
+    settings: LeaseSettings, *, on_event: EventListener | None = None, client: SQSClient | None = None
+) -> LeaseBlock:
+    """Return one lease of its own, as :func:`lease` does, for settings that were checked before."""
     return LeaseBlock(settings, on_event, lambda: _Opened(settings, client), closes_queue=True)
 
 

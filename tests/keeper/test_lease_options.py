@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease import Growing, async_lease, dead_letter, lease, release
+from sqs_lease import AsyncConsumer, Consumer, Growing, async_lease, dead_letter, lease, release
 from sqs_lease.keeper.options import LeaseOptions
 from tests.keeper.refused_options import assert_refuses, other_defaults, refused
 
@@ -22,7 +22,15 @@ def leased_by_async_lease(**options: Any) -> object:
     return async_lease("orders", **options)
 
 
-@pytest.mark.parametrize("ask", [LeaseOptions.of, leased, leased_by_async_lease])
+def consumed(**options: Any) -> object:
+    return Consumer("orders", **options)
+
+
+def consumed_by_async_consumer(**options: Any) -> object:
+    return AsyncConsumer("orders", **options)
+
+
+@pytest.mark.parametrize("ask", [LeaseOptions.of, leased, leased_by_async_lease, consumed, consumed_by_async_consumer])
 @refused("max_messages", "wait", "linger", "policy", "visibility", "on_failure")
 def test_what_cannot_be_is_refused_where_it_is_written_and_the_error_names_the_option(
     ask: Callable[..., object], options: dict[str, Any], error: type[Exception], text: str
@@ -30,7 +38,7 @@ def test_what_cannot_be_is_refused_where_it_is_written_and_the_error_names_the_o
     assert_refuses(ask, options, error, text)
 
 
-@pytest.mark.parametrize("ask", [lease, async_lease])
+@pytest.mark.parametrize("ask", [lease, async_lease, Consumer, AsyncConsumer])
 def test_the_defaults_of_a_signature_are_those_of_the_options(ask: Callable[..., object]) -> None:
     assert other_defaults(ask) == {}
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
+from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch, lease_block
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
@@ -201,7 +201,7 @@ class _Leasing:
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[OwnLeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
         settings = LeaseSettings(queue=queue.queue, options=self.options)
-        return Entered(LeaseBlock(settings, queue.client()), queue)
+        return Entered(lease_block(settings, client=queue.client()), queue)
 
 
 class LeaseExecutor(dg.Executor):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, queue_attributes
+from sqs_lease.blocking import LeasedBatch, lease_block, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
@@ -236,7 +236,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         step = StepLease(context, on_failure)
         step.refuse_to_receive()
         settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=step.rule))
-        block = LeaseBlock(settings, self.client())
+        block = lease_block(settings, client=self.client())
         step.watch(block)
         try:
             with ExitStack() as leaving:
