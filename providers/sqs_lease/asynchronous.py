@@ -211,7 +211,7 @@ class _OpenLease:
         """Settle messages within the block, without waiting; raise what was refused since the last call."""
         self._check_place()
         self.session.decide(settlements)
-        self.session.begin(settlements)
+        self.session.begin_all([settlements])
         self.session.raise_refused()
 
     async def flush(self) -> None:
@@ -489,7 +489,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consuming.failed(work, error)
                     finally:
-                        consuming.ended(work, settlement)
+                        consuming.ended([(work, settlement)])
 
             self._on_stop = consuming.stop
             result = asyncio.get_running_loop().create_task(

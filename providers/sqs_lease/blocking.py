@@ -266,7 +266,7 @@ class _OpenLease:
         self.session = LeaseSession(opened.queue, settings, listening, closes_queue=closes_queue)
         self._host = opened.host
         self._closes_queue = closes_queue
-        self._settling = Inbox(self._host, self.session.begin)
+        self._settling = Inbox(self._host, self.session.begin_all)
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._has_ended = False
@@ -653,7 +653,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
             consuming = Consuming(opened.queue, self._settings, listening, works.put)
-            ends = Inbox[tuple[Work, Settlement]](opened.host, lambda end: consuming.ended(*end))
+            ends = Inbox(opened.host, consuming.ended)
 
             def work_until_stopped() -> None:
                 while (work := works.get()) is not None:
@@ -751,7 +751,9 @@ class Consumer(AbstractContextManager["Consumer"]):
             if self._stopping.is_set():
                 on_stop()
             try:
-                self._work(work_until_stopped, concurrency)
+                for thread in self._work(work_until_stopped, concurrency):
+                    # Its batch is settled by then, or given back.
+                    thread.join(seconds + 2 * GIVE_BACK_SECONDS)
             finally:
                 self.stop()
                 late.cancel()
@@ -802,8 +804,8 @@ class Consumer(AbstractContextManager["Consumer"]):
             self._is_running = False
             self._on_stop = _nothing
 
-    def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> None:
-        """Work in this thread and in others. What ends one of them for good ends all, and is raised here."""
+    def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> Sequence[threading.Thread]:
+        """Work in this thread and in others, which it returns. What ends one for good ends all, and is raised here."""
         errors: list[BaseException] = []
 
         def work() -> None:
@@ -823,6 +825,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         work_until_stopped()
         if errors:
             raise errors[0]
+        return threads
 
 
 def _nothing() -> None:

@@ -80,6 +80,9 @@ Call: TypeAlias = ExtendCall | ReleaseCall | DeleteCall | ForwardCall
 class Verdict(Enum):
     """The classes of answer to an extension, a release or a delete."""
 
+    # The identity of a member says as much as its name, and is asked for some times a message.
+    __hash__ = object.__hash__
+
     DONE = "done"
     """The service did what was asked."""
 

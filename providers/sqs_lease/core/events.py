@@ -15,6 +15,9 @@ from sqs_lease.core.messages import Receipt
 class Outcome(Enum):
     """How a lease ended."""
 
+    # The identity of a member says as much as its name, and is asked for some times a message.
+    __hash__ = object.__hash__
+
     DELETED = "deleted"
     """The message is gone: its work succeeded."""
 

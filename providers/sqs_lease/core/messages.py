@@ -119,14 +119,11 @@ class Message:
         """
         message_id, body = answer["MessageId"], answer["Body"]
         handle, attributes = answer.get("ReceiptHandle", ""), answer.get("Attributes") or {}
-        if not all(isinstance(text, str) for text in (message_id, body, handle)) or not isinstance(attributes, Mapping):
+        are_texts = isinstance(message_id, str) and isinstance(body, str) and isinstance(handle, str)
+        if not are_texts or not isinstance(attributes, Mapping):
             raise TypeError("the id, the receipt handle and the body of a message are texts, its attributes a mapping")
-        return cls(
-            receipt=Receipt(message_id, handle),
-            body=body,
-            attributes=dict(attributes),
-            message_attributes=attributes_from_plain(answer.get("MessageAttributes") or {}),
-        )
+        sent = answer.get("MessageAttributes")
+        return cls(Receipt(message_id, handle), body, dict(attributes), attributes_from_plain(sent) if sent else {})
 
 
 def _whole_number(text: object) -> int | None:

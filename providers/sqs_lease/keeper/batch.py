@@ -160,7 +160,8 @@ class Batch:
         self._message_source = message_source
         self._random = random
         self._clock = clock
-        self._meter = meter
+        # None where nothing is counted: it would be asked for each message.
+        self._meter = None if isinstance(meter, Unmetered) else meter
         self._rounds = rounds
         self._batch_id = batch_id
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
@@ -258,9 +259,11 @@ class Batch:
         if held == metered:
             return
         self._metered = held
-        self._plug_ins.call("meter", lambda: self._meter.held(self.queue_url, held - metered), None)
+        if (meter := self._meter) is None:
+            return
+        self._plug_ins.call("meter", lambda: meter.held(self.queue_url, held - metered), None)
         if bool(held) != bool(metered):
-            self._plug_ins.call("meter", lambda: self._meter.batches(self.queue_url, 1 if held else -1), None)
+            self._plug_ins.call("meter", lambda: meter.batches(self.queue_url, 1 if held else -1), None)
 
     def _put(self, leases: Sequence[Lease], messages: Iterable[Message]) -> None:
         if self._forgotten:
@@ -563,27 +566,35 @@ class Batch:
                     self._note_end(Settled(receipt, Outcome.LOST, detail))
                 case Lapsed():
                     self.late += 1
-                    self._plug_ins.call("meter", lambda: self._meter.late(self.queue_url), None)
+                    if (meter := self._meter) is not None:
+                        self._plug_ins.call("meter", lambda: meter.late(self.queue_url), None)
         self._measure()
         if self._on_event is None:
             _log(events, self.queue_url)
-        for event in events:
-            self._tell_listener(event)
+        else:
+            self._tell_listener(events, self._on_event)
 
-    def _tell_listener(self, event: LeaseEvent) -> None:
-        if (listener := self._on_event) is None:
-            return
-        if isinstance(event, Ending):
-            # The keeper's clock means nothing to a listener.
-            event = Ending(event.receipt, event.ends_at - self._clock.now() + self._clock.wall())
-        self._plug_ins.call("listener", lambda: listener(event), None)
+    def _tell_listener(self, events: Sequence[LeaseEvent], listener: EventListener) -> None:
+        for event in events:
+            if isinstance(event, Ending):
+                # The keeper's clock means nothing to a listener.
+                told: LeaseEvent = Ending(event.receipt, event.ends_at - self._clock.now() + self._clock.wall())
+            else:
+                told = event
+            try:
+                listener(told)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - as PlugIns.call does, which would cost more than the event
+                self._plug_ins.failed("listener", error)
 
     def _note_end(self, settled: Settled) -> None:
         end = (settled.outcome, settled.detail)
         self._outcomes[settled.receipt] = self._shared.setdefault(end, end)
         since = self._settling_since.pop(settled.receipt, None)
-        seconds = None if since is None else self._clock.now() - since
-        self._plug_ins.call("meter", lambda: self._meter.ended(self.queue_url, settled.outcome, seconds), None)
+        if (meter := self._meter) is not None:
+            seconds = None if since is None else self._clock.now() - since
+            self._plug_ins.call("meter", lambda: meter.ended(self.queue_url, settled.outcome, seconds), None)
         for wait in self._waits.pop(settled.receipt, ()):
             wait.learn(settled)
 
@@ -598,7 +609,8 @@ class Batch:
         """Count a call that extended some of the batch's leases. The driver calls this."""
         self.extension_calls += 1
         self.extensions += extensions
-        self._plug_ins.call("meter", lambda: self._meter.extended(self.queue_url, extensions), None)
+        if (meter := self._meter) is not None:
+            self._plug_ins.call("meter", lambda: meter.extended(self.queue_url, extensions), None)
 
     async def content(self, receipt: Receipt) -> Message | None:
         """The message itself, if it was put in with the lease or the batch's source has it.

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -48,6 +48,11 @@ MOST_BATCHES: Final = 32
 
 STOP_SECONDS: Final = 20.0
 """How long work that has begun may go on when a consumer stops. Containers are killed 30 s after SIGTERM, mostly."""
+
+
+_COUNTED_BY_BATCH: Final = ("extensions", "extension_calls", "late")
+
+_TROUBLE: Final = (Outcome.LOST, Outcome.UNCERTAIN)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +100,8 @@ class Consuming:
         self._unclaimed: dict[Receipt, Work] = {}  # of those, the ones that workers may claim
         self._lines: dict[str, deque[Work]] = {}  # by message group: what waits for the work on an earlier message
         self._left: dict[Batch, int] = {}  # how many messages of a receive have not ended
+        self._received_messages = 0
+        self._ended: Counter[Outcome] = Counter()
         self._counts: Counter[str] = Counter()
         self._trouble = _Trouble()
         self._stopping = False
@@ -159,22 +166,30 @@ class Consuming:
         self.stop()
         self._changed.set()
 
-    def ended(self, work: Work, settlement: Settlement) -> None:
-        """Settle a message whose work has ended."""
-        receipt = work.message.receipt
-        if self._works.pop(receipt, None) is not work:
-            return  # it was given back, or lost, meanwhile
-        work.batch.begin({receipt: settlement}, within_seconds=GATHERED_SECONDS)
-        self._go_on(work, goes_back=not isinstance(settlement, Delete | DeadLetter))
+    def ended(self, ends: Iterable[tuple[Work, Settlement]]) -> None:
+        """Settle messages whose work has ended."""
+        begun: dict[Batch, dict[Receipt, Settlement]] = {}
+        for work, settlement in ends:
+            receipt = work.message.receipt
+            if self._works.pop(receipt, None) is not work:
+                continue  # it was given back, or lost, meanwhile
+            begun.setdefault(work.batch, {})[receipt] = settlement
+            if self._lines and work.message.message_group_id is not None:
+                self._go_on(work, begun, goes_back=not isinstance(settlement, Delete | DeadLetter))
+        for batch, settlements in begun.items():
+            batch.begin(settlements, within_seconds=GATHERED_SECONDS)
         self._changed.set()
         if self._stream is not None:
             self._stream.look()
 
     def report(self) -> LeaseReport:
         """Counts of all messages so far."""
-        counts = Counter(self._counts)
-        for batch in self._left:
-            counts.update(_counts_of(batch))
+        ended = {outcome.name.lower(): count for outcome, count in self._ended.items()}
+        counts = Counter(ended)
+        counts["received"] = self._received_messages
+        counts["held"] = sum(self._left.values())
+        for name in _COUNTED_BY_BATCH:
+            counts[name] = self._counts[name] + sum(getattr(batch, name) for batch in self._left)
         return LeaseReport(**{each.name: counts[each.name] for each in fields(LeaseReport)})
 
     def _room(self) -> int:
@@ -191,6 +206,7 @@ class Consuming:
             on_event=lambda event: self._happened(batch, event),
         )
         self._left[batch] = len(reception.messages)
+        self._received_messages += len(reception.messages)
         batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
         for message in reception.messages:
             work = self._works[message.receipt] = Work(message, batch)
@@ -204,53 +220,54 @@ class Consuming:
                 line.append(work)
 
     def _give_back_waiting(self) -> None:
-        for receipt in tuple(self._unclaimed):
-            if (work := self._unclaimed.pop(receipt, None)) is not None:
-                self.ended(work, Release())
+        waiting = [self._unclaimed.pop(receipt, None) for receipt in tuple(self._unclaimed)]
+        self.ended((work, Release()) for work in waiting if work is not None)
 
     def _offer(self, work: Work) -> None:
         self._unclaimed[work.message.receipt] = work
         self._give(work)
 
-    def _go_on(self, work: Work, *, goes_back: bool) -> None:
+    def _go_on(self, work: Work, begun: dict[Batch, dict[Receipt, Settlement]], *, goes_back: bool) -> None:
         """Let the next message of a group have its turn, or give back all that wait in its line."""
-        group = work.message.message_group_id
-        if not self._is_fifo or group is None:
-            return
+        group = work.message.message_group_id or ""
         line = self._lines.get(group)
         while line:
             following = line.popleft()
-            if self._works.get(following.message.receipt) is not following:
+            receipt = following.message.receipt
+            if self._works.get(receipt) is not following:
                 continue  # it was lost while it waited
             if not goes_back:
                 self._offer(following)
                 return
-            self._works.pop(following.message.receipt)
-            following.batch.begin({following.message.receipt: Release()}, within_seconds=GATHERED_SECONDS)
+            del self._works[receipt]
+            begun.setdefault(following.batch, {})[receipt] = Release()
         self._lines.pop(group, None)
 
     def _happened(self, batch: Batch, event: LeaseEvent) -> None:
         if self._listening is not None:
             self._listening.tell(event)
-        else:
+        elif not isinstance(event, Settled) or event.outcome is not Outcome.DELETED:
             self._lease_log.happened(event)
         if isinstance(event, Lapsed | Lost):
             # Later: the ledger is in the middle of its answer.
             asyncio.get_running_loop().call_soon(self._do_not_begin, event.receipt)
-        self._note_trouble(event)
+        if not isinstance(event, Settled) or event.outcome in _TROUBLE:
+            self._note_trouble(event)
         if isinstance(event, Settled | Lost):
-            self._left[batch] -= 1
-            if not self._left[batch]:
+            self._ended[event.outcome if isinstance(event, Settled) else Outcome.LOST] += 1
+            left = self._left[batch] = self._left[batch] - 1
+            if not left:
                 del self._left[batch]
-                self._counts.update(_counts_of(batch))
+                for name in _COUNTED_BY_BATCH:
+                    self._counts[name] += getattr(batch, name)
                 self._queue.keeper.drop(batch)
-            self._changed.set()
+                self._changed.set()
 
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Another consumer may have a message: if its work has not begun, it does not."""
         work = self._works.get(receipt)
         if work is not None and (self._unclaimed.pop(receipt, None) is work or self._waits_in_line(work)):
-            self.ended(work, Expire())
+            self.ended([(work, Expire())])
 
     def _waits_in_line(self, work: Work) -> bool:
         return self._is_fifo and work in self._lines.get(work.message.message_group_id or "", ())
@@ -288,8 +305,7 @@ class Consuming:
                 len(self._works),
                 self._settings.queue,
             )
-            for work in tuple(self._works.values()):
-                self.ended(work, Release())
+            self.ended([(work, Release()) for work in self._works.values()])
         await self._wait(lambda: not self._left, GIVE_BACK_SECONDS)
         if self._left:
             logger.warning(
@@ -314,8 +330,3 @@ def class_and_place(error: BaseException) -> str:
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else name
-
-
-def _counts_of(batch: Batch) -> dict[str, int]:
-    report = batch.report()
-    return {each.name: getattr(report, each.name) for each in fields(report)}

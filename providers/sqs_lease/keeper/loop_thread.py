@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -209,10 +209,10 @@ class Inbox(Generic[_T]):
 
     Args:
         host: The loop and its thread.
-        take: Called in the loop with each value, in their order. It must not raise.
+        take: Called in the loop with the values, in their order. It must not raise.
     """
 
-    def __init__(self, host: LoopThread, take: Callable[[_T], object]) -> None:
+    def __init__(self, host: LoopThread, take: Callable[[Sequence[_T]], object]) -> None:
         self._host = host
         self._take = take
         self._values: deque[_T] = deque()
@@ -232,8 +232,10 @@ class Inbox(Generic[_T]):
     def _empty(self) -> None:
         # First, so that a value that comes meanwhile is seen here, or posted again.
         self._is_posted = False
+        values: list[_T] = []
         while self._values:
-            self._take(self._values.popleft())
+            values.append(self._values.popleft())
+        self._take(values)
 
 
 class _Calls:

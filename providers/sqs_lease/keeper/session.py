@@ -241,10 +241,11 @@ class LeaseSession:
         elif not isinstance(event, Settled):  # of those that were refused an error tells
             self._lease_log.happened(event)
 
-    def begin(self, settlements: Mapping[Receipt, Settlement]) -> None:
+    def begin_all(self, settlements: Sequence[Mapping[Receipt, Settlement]]) -> None:
         """Begin to settle messages that :meth:`decide` took in."""
         if not self._closed:
-            self.batch.begin(settlements, within_seconds=GATHERED_SECONDS)
+            together = {receipt: each[receipt] for each in settlements for receipt in each}
+            self.batch.begin(together, within_seconds=GATHERED_SECONDS)
 
     async def flush(self) -> None:
         """Wait until all that was settled within the block is confirmed.

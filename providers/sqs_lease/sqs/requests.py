@@ -105,8 +105,9 @@ def _received_message(entry: Mapping[str, Any]) -> Message:
         raise ValueError("a message without an id or a receipt handle")
     for value in message.attributes.values():
         text_of(value)
-    # The code that stores or publishes them relies on this.
-    plain_attributes(message.message_attributes)
+    if message.message_attributes:
+        # The code that stores or publishes them relies on this.
+        plain_attributes(message.message_attributes)
     return message
 
 
