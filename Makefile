@@ -10,7 +10,7 @@ AGAINST ?= HEAD~1
 COMPILE_FOR_DOCKER = $(PYTHON_ENVIRONMENT)/uv pip compile --quiet --constraints requirements/development.txt \
 	--universal -p 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate model fuzz-ingestion fuzz benchmark benchmark-peers requirements clean
+.PHONY: help setup demo demo-dagster test check test-processes chaos test-pages test-metrics screenshots docker-check versions docs pictures release lint format simulate mutants model fuzz-ingestion fuzz benchmark benchmark-peers requirements clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ format: setup ## format the code and repair what ruff can repair
 
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
+
+mutants: setup ## break the package in one place after the other: the tests must notice; NAME="a part of a name", JOBS=2
+	@$(PYTHON_ENVIRONMENT)/python -m tests.mutants $(if $(NAME),--only "$(NAME)") $(if $(JOBS),--jobs $(JOBS))
 
 model: setup ## search all states of the protocol's model, with all rules and without each (apt install spin gcc); see docs/model.md
 	@$(PYTHON_ENVIRONMENT)/python -m tests.model

@@ -255,6 +255,14 @@ def test_an_adopted_lease_behind_a_message_that_went_back_goes_back_too() -> Non
     assert ended(ledger)["m2"] is Outcome.RELEASED
 
 
+def test_a_delete_waits_for_the_work_on_an_earlier_message_that_was_received_again() -> None:
+    ledger = ledger_of("group", "group")
+    ledger.hold(Lease(Receipt("m1", "second handle"), 4.0, 34.0, 2, "group"), POLICY)
+    ledger.settle(SECOND, Delete(), 5)
+    assert carry_out(ledger, 5) == []
+    assert ledger.waits_for_work(SECOND)
+
+
 def test_a_group_that_was_received_again_as_a_whole_can_succeed() -> None:
     ledger = ledger_of("group", "group")
     again = [Receipt(f"m{number}", "second handle") for number in (1, 2)]

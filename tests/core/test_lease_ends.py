@@ -247,6 +247,19 @@ class TestFilledCalls:
             ledger.settle(receipt, Delete(), 5, within_seconds=0.1)
         assert set(only(ledger.due(5)).receipts) == set(held[10:])
 
+    def test_another_try_fills_a_call_only_where_it_is_due_within_a_second(self) -> None:
+        failing, beside = held = receipts(2)
+        ledger = ledger_with(*held)
+        ledger.settle(failing, Delete(), 5)
+        now, tries_at = 5.0, [5.0]
+        while tries_at[-1] - now <= 1:
+            now = tries_at[-1]
+            call = only(ledger.due(now))
+            ledger.report(call, answers(call, Verdict.UNAVAILABLE), now)
+            tries_at.append(ledger.next_due() or now)
+        ledger.settle(beside, Delete(), now)
+        assert only(ledger.due(now)).receipts == (beside,)
+
 
 class TestLastExtension:
     def test_a_short_lease_is_extended_once_until_the_time_and_no_more(self) -> None:

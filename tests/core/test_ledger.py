@@ -10,7 +10,7 @@ import pytest
 from sqs_lease.core.calls import DeleteCall, EntryAnswer, ExtendCall, Verdict, VisibilityChange
 from sqs_lease.core.events import Ending, Lapsed, Lost, Refused
 from sqs_lease.core.failure_rules import Delete, Release
-from sqs_lease.core.ledger import Ledger, Outlook
+from sqs_lease.core.ledger import Entry, Ledger, Outlook, Phase
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
 from tests.core.ledgers import FAILED_VERDICTS, POLICY, deadline_of, ledger_with, only
@@ -84,6 +84,21 @@ class TestExtending:
         ledger.report(call, answers(call, Verdict.DONE), 33)
         assert deadline_of(ledger, receipt) == 63
         assert ledger.take_events() == [Lapsed(receipt, 3.0)]
+
+    def test_a_lease_that_lapses_again_is_told_of_again(self) -> None:
+        (receipt,) = held = receipts(1)
+        ledger = ledger_with(*held)
+        for now in (33.0, 70.0):
+            call = only(ledger.due(now))
+            ledger.report(call, answers(call, Verdict.DONE), now)
+        assert ledger.take_events() == [Lapsed(receipt, 3.0), Lapsed(receipt, 7.0)]
+
+    def test_a_lease_that_is_being_settled_cannot_be_extended_again(self) -> None:
+        (receipt,) = receipts(1)
+        entry = Entry(Lease(receipt, 0.0, 30.0), POLICY, 1)
+        entry.enter(Phase.SETTLING)
+        with pytest.raises(RuntimeError, match="cannot go from SETTLING to EXTENDING"):
+            entry.enter(Phase.EXTENDING)
 
     def test_an_extension_never_shortens_a_lease(self) -> None:
         receipt = Receipt("message", "handle")

@@ -11,7 +11,12 @@ import pytest
 from sqs_lease.core.calls import Call, DeleteCall, ExtendCall, ForwardCall, ReleaseCall, Verdict
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Release
-from sqs_lease.core.ledger import MAX_FORWARDS_UNDER_WAY, Ledger
+from sqs_lease.core.ledger import (
+    MAX_CALLS_UNDER_WAY,
+    MAX_FORWARDS_UNDER_WAY,
+    SLOTS_FOR_EXTENSIONS,
+    Ledger,
+)
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import AnswerTime
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
@@ -96,6 +101,28 @@ class TestCallRate:
                 ledger.report(call, answers(call, Verdict.THROTTLED), now + 0.01)
             ledger.forget(urgent)
         assert DeleteCall in kinds[before : before + 8]
+
+    @pytest.mark.parametrize(("live_until", "is_first"), [(110.0, True), (14.0, False)])
+    def test_a_lapsed_lease_has_every_eighth_call_unless_a_live_one_is_about_to_end(
+        self, live_until: float, is_first: bool
+    ) -> None:
+        ledger = Ledger(Random(0))
+        for receipt in receipts(300):
+            ledger.hold(Lease(receipt, 0, live_until), Fixed(visibility=100, every=1))
+        lapsed = Receipt("lapsed", "handle")
+        ledger.hold(Lease(lapsed, 0, 9), Fixed(visibility=100, every=1))
+        (done,) = batch_of(ledger, 1, name="done")
+        for number, call in enumerate(ledger.due(10, 6)):
+            ledger.report(call, answers(call, Verdict.DONE if number < 3 else Verdict.THROTTLED), 10)
+        ledger.settle(done, Delete(), 10)
+        now, calls = 10.0, list[Call]()
+        while len(calls) < 9:
+            now = max(now, ledger.next_due() or now)
+            for call in ledger.due(now, 1):
+                calls.append(call)
+                ledger.report(call, answers(call, Verdict.DONE), now)
+        assert 11 < now < 13, "calls are spaced"
+        assert any(lapsed in call.receipts for call in calls) is is_first
 
     @pytest.mark.parametrize("lost", [200, 1_000])
     def test_live_leases_go_on_when_throttling_ends_20_s_before_their_deadlines_although_others_are_lost(
@@ -210,6 +237,16 @@ class TestSlowAnswers:
         lapsed_while_learning = service.lapses()
         service.run_until(600)
         assert service.lapses() == lapsed_while_learning
+
+    @pytest.mark.parametrize(("answer_seconds", "renewed_at"), [(0.5, 56.0), (4.0, 52.0), (20.0, 42.0)])
+    def test_renewals_come_earlier_where_answers_take_long_and_twice_as_often_at_most(
+        self, answer_seconds: float, renewed_at: float
+    ) -> None:
+        ledger = Ledger(Random(0))
+        ledger.hold(Lease(Receipt("held", "handle"), 0, 30), Fixed(visibility=30, every=28))
+        call = only(ledger.due(28))
+        ledger.report(call, answers(call, Verdict.DONE), 28 + answer_seconds)
+        assert ledger.next_due() == pytest.approx(renewed_at)
 
     def test_answers_with_a_heavy_tail_cost_nothing(self) -> None:
         random = Random(5)
@@ -342,6 +379,14 @@ class TestSlots:
             service.ledger.settle(receipt, Delete(), 15)
         service.run_until(40)
         assert service.lapses() == 0
+
+    def test_deletes_without_answers_leave_slots_free_for_an_extension_that_falls_due(self) -> None:
+        ledger = Ledger(Random(0))
+        batch_of(ledger, 1)
+        for receipt in batch_of(ledger, 500, name="done"):
+            ledger.settle(receipt, Delete(), 0)
+        assert len(ledger.due(0)) == MAX_CALLS_UNDER_WAY - SLOTS_FOR_EXTENSIONS
+        assert [type(call) for call in ledger.due(20)] == [ExtendCall]
 
     def test_no_more_forwards_are_under_way_than_have_slots(self) -> None:
         ledger = Ledger(Random(0))

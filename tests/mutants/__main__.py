@@ -62,6 +62,19 @@ class Result:
     detail: str = ""
     is_known: bool = False
 
+    @classmethod
+    def of(cls, mutant: Mutant, code: int | None, printed: str, seconds: float) -> Result:
+        """Tell a mutant's fate from pytest's exit code, None where it took too long, and from what it printed."""
+        is_known = bool(mutant.survives_because)
+        match code:
+            case None:
+                return cls(mutant.name, "hangs", seconds, is_known=is_known)
+            case 0:
+                return cls(mutant.name, "survives", seconds, mutant.survives_because, is_known=is_known)
+            case 1 if (failed := _FIRST_FAILED.search(printed)) is not None:
+                return cls(mutant.name, "killed", seconds, failed["test"], is_known=is_known)
+        return cls(mutant.name, "broken", seconds, f"pytest exited with {code}:\n{printed[-2000:]}", is_known=is_known)
+
     @property
     def is_bad(self) -> bool:
         """Whether it fails the run: one that is known to survive must do so, as its reason says."""
@@ -105,11 +118,19 @@ class Copy:
         """
         command = [
             *(sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider"),
-            *("-o", f"pythonpath={self._directory} {ROOT}", "--hypothesis-profile=ci"),
+            *("-o", f"pythonpath={self._directory} {ROOT}"),
+            # Their imports take as long as the tests of most mutants.
+            *("-p", "no:hypothesispytest", "-p", "no:anyio"),
             # A test that pytest-timeout stops would count as one that failed.
             *("--timeout=0", *tests),
         ]
-        environment = {**os.environ, "PYTHONPATH": f"{self._directory}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{self._directory}:{ROOT}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # With it hypothesis tries the same examples each time, and keeps none.
+            "CI": "true",
+        }
         with tempfile.TemporaryFile("w+") as printed:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
@@ -132,15 +153,7 @@ def fate_of(mutant: Mutant, copy: Copy) -> Result:
     began = time.monotonic()
     with copy.changed_by(mutant):
         code, printed = copy.test(mutant.tests, limit_seconds=LIMIT_SECONDS)
-    seconds, is_known = time.monotonic() - began, bool(mutant.survives_because)
-    match code:
-        case None:
-            return Result(mutant.name, "hangs", seconds, is_known=is_known)
-        case 0:
-            return Result(mutant.name, "survives", seconds, mutant.survives_because, is_known=is_known)
-        case 1 if (failed := _FIRST_FAILED.search(printed)) is not None:
-            return Result(mutant.name, "killed", seconds, failed["test"], is_known=is_known)
-    return Result(mutant.name, "broken", seconds, f"pytest exited with {code}:\n{printed[-2000:]}", is_known=is_known)
+    return Result.of(mutant, code, printed, time.monotonic() - began)
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ _SLOW_ANSWERS: Final = f"{_SCHEDULING}::TestSlowAnswers"
 _CHANGED: Final = f"{_SCHEDULING}::TestLeasesThatChange"
 _SLOTS: Final = f"{_SCHEDULING}::TestSlots"
 _TIMELINES: Final = "tests/core/test_published_timelines.py"
+_PACING: Final = "tests/core/test_pacing.py"
 _POLICIES: Final = "tests/core/test_policies.py"
 _RULES: Final = "tests/core/test_settlements.py"
 _ITEMS: Final = "tests/core/test_item_failures.py"
@@ -131,7 +132,14 @@ EXTENDING: Final = (
         "slow answers do not bring renewals forward",
         "core/ledger.py",
         "if expected > SLOW_ANSWER_SECONDS:",
-        "if expected > 10 * SLOW_ANSWER_SECONDS:",
+        "if False:",
+        (_SLOW_ANSWERS,),
+    ),
+    Mutant(
+        "slow answers multiply the calls",
+        "core/ledger.py",
+        "max(entry.deadline - 1.5 * expected, earliest)",
+        "entry.deadline - 1.5 * expected",
         (_SLOW_ANSWERS,),
     ),
     Mutant(
@@ -321,7 +329,8 @@ SETTLING: Final = (
         "core/ledger.py",
         "return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
         "return False",
-        (_SETTLING,),
+        # Other tests try until it is given up.
+        (f"{_LEASE_ENDS}::TestAge::test_settlements_during_an_outage_end_by_their_age_though_not_each_was_tried",),
     ),
     Mutant(
         "a settlement is given up after a minute although its lease lasts",
@@ -538,77 +547,77 @@ PACING: Final = (
         "core/pacing.py",
         "self._throttled_rate = max(self._throttled_rate, through)",
         "pass",
-        (_CALL_RATE,),
+        (_PACING, _CALL_RATE),
     ),
     Mutant(
         "throttling slows nothing down",
         "core/pacing.py",
         "        self._slow_down(now, nothing_goes_through=nothing_goes_through)",
         "        self.open_at = max(self.open_at, now + SHORTEST_PAUSE_SECONDS)",
-        (_LEDGER, _CALL_RATE),
+        (_PACING, _LEDGER, _CALL_RATE),
     ),
     Mutant(
         "one throttled call slows everything down",
         "core/pacing.py",
         "if throttled < (_MOST_THROTTLED if not nothing_goes_through else 2):",
         "if False:",
-        (_CALL_RATE,),
+        (_PACING, _CALL_RATE),
     ),
     Mutant(
         "calls that were sent before a slow-down slow down again",
         "core/pacing.py",
         "            return  # sent before the last slow-down, which already answers it",
         "            pass",
-        (_CALL_RATE,),
+        (_PACING, _CALL_RATE),
     ),
     Mutant(
         "calls are spaced for ever once the queue throttled",
         "core/pacing.py",
         "if self._rate > _UNPACED_CALLS_PER_SECOND or now - self._throttled_at > _CALM_SECONDS:",
         "if False:",
-        (_LEDGER, _CALL_RATE),
+        (_PACING, _LEDGER, _CALL_RATE),
     ),
     Mutant(
         "the pace never grows again",
         "core/pacing.py",
         "        self._rate = faster\n",
         "",
-        (_LEDGER, _CALL_RATE),
+        (_PACING, _LEDGER, _CALL_RATE),
     ),
     Mutant(
         "the pace has no lower bound",
         "core/pacing.py",
         "self._rate = max(slower, SLOWEST_CALLS_PER_SECOND)",
         "self._rate = slower",
-        (_LEDGER, _CALL_RATE),
+        (_PACING, _LEDGER, _CALL_RATE),
     ),
     Mutant(
         "a paced queue is called without a pause",
         "core/pacing.py",
         "self.open_at = now + 1 / self._rate",
         "pass",
-        (_LEDGER, _CALL_RATE),
+        (_PACING, _LEDGER, _CALL_RATE),
     ),
     Mutant(
         "after a lapse an extension is tried again later than a lost answer lasts",
         "core/pacing.py",
         "longest = LONGEST_RETRY_SECONDS if remaining_seconds > 0 else min(LONGEST_RETRY_SECONDS, extension_seconds / 6)",
         "longest = LONGEST_RETRY_SECONDS",
-        (_SLOW_ANSWERS, "tests/simulation/test_regressions.py"),
+        (_PACING,),
     ),
     Mutant(
         "a settlement that fails is tried again at once each time",
         "core/pacing.py",
         "delay = min(SHORTEST_RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LONGEST_RETRY_SECONDS)",
         "delay = SHORTEST_RETRY_SECONDS",
-        (_SETTLING, _LEASE_ENDS),
+        (_PACING,),
     ),
     Mutant(
         "a settlement is tried again without regard to the time its lease has left",
         "core/pacing.py",
         "delay = max(min(delay, remaining_seconds / 4), SHORTEST_RETRY_SECONDS)",
         "delay = max(delay, SHORTEST_RETRY_SECONDS)",
-        (_SETTLING, _CHANGED),
+        (_PACING,),
     ),
     Mutant(
         "one call without an answer says that answers take as long",
@@ -629,7 +638,7 @@ PACING: Final = (
         "core/ledger.py",
         "pacing = self._forward_pacing if isinstance(call, ForwardCall) else self._pacing",
         "pacing = self._pacing",
-        (_CALL_RATE,),
+        (_PACING, _CALL_RATE),
     ),
 )
 
@@ -1362,7 +1371,7 @@ SESSIONS: Final = (
         "keeper/session.py",
         "        except BaseException:\n            await to_its_end(self.give_back())\n            raise",
         "        except BaseException:\n            raise",
-        (f"{_ASYNC}::test_a_receive_that_fails_gives_everything_back_whatever_the_failure_rule", _ASYNC, _BLOCKS),
+        (_ASYNC, _BLOCKS),
     ),
     Mutant(
         "a message that was settled twice follows the last",

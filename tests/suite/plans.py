@@ -47,6 +47,7 @@ PARTS: Final = {
         "tests/docker",
         "tests/docs",
         "tests/model",
+        "tests/mutants",
         "tests/rounds",
         "tests/suite",
     ),
