@@ -96,6 +96,14 @@ def test_no_single_operation_drops_more_than_a_few_items() -> None:
     assert 0 < max(dropped) < 20
 
 
+def test_the_first_stays_the_earliest_while_the_items_move_to_a_new_heap() -> None:
+    orders: Orders[Kept] = Orders()
+    order, records = filled(orders, 1_000)
+    for record in records[:300:-1]:
+        orders.take_out(record)
+        assert order.head() is records[0]
+
+
 def test_stale_items_are_soon_dropped() -> None:
     orders: Orders[Kept] = Orders()
     order, records = filled(orders, 10_000)

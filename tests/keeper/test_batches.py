@@ -15,7 +15,7 @@ from sqs_lease.core.policies import Fixed, Growing, Never
 from sqs_lease.keeper.batch import KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
-from tests.keeper.scripted_transport import Asked
+from tests.keeper.scripted_transport import Asked, never_answers
 
 FIFO = f"{QUEUE}.fifo"
 
@@ -110,6 +110,21 @@ class TestCertainty:
 
         setting.run(scenario)
 
+    def test_a_lease_past_its_deadline_is_not_still_held_before_any_answer_says_so(self, setting: Setting) -> None:
+        setting.transport.script = never_answers
+
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(QUEUE, policy=POLICY)
+            (message,) = messages(1)
+            batch.add([message], received_at=setting.clock.now())
+            await asyncio.sleep(29.5)
+            assert batch.still_held(message.receipt)
+            await asyncio.sleep(1)
+            assert setting.transport.under_way == 1
+            assert not batch.still_held(message.receipt)
+
+        setting.run(scenario)
+
     def test_the_end_that_a_listener_is_told_is_a_time_of_the_calendar(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             policy = Growing(visibility=30, max_lease=100)
@@ -167,6 +182,31 @@ class TestWhoHolds:
             assert new.report().deleted == 3
 
         setting.run(scenario)
+
+    def test_a_batch_that_gave_up_one_lease_of_two_and_is_dropped_leaves_that_one_alone(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            old, new = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=POLICY)
+            old.add(messages(2), received_at=setting.clock.now())
+            new.adopt(old.leases()[:1])
+            keeper.drop(old)
+            await asyncio.sleep(100)
+            assert [lease.receipt.message_id for lease in new.leases()] == ["m0"]
+
+        setting.run(scenario)
+        assert {asked.entries for asked in setting.transport.asked} == {(("m0", 30),)}
+
+    def test_a_batch_begins_no_settlement_of_a_lease_that_it_gave_up(self, setting: Setting) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            old, new = keeper.open_batch(QUEUE, policy=POLICY), keeper.open_batch(QUEUE, policy=POLICY)
+            (message,) = messages(1)
+            old.add([message], received_at=setting.clock.now())
+            new.adopt(old.leases())
+            old.begin({message.receipt: Delete()})
+            await asyncio.sleep(1)
+            assert new.still_held(message.receipt)
+
+        setting.run(scenario)
+        assert setting.transport.asked == []
 
     def test_a_batch_that_is_dropped_while_the_keeper_closes_does_not_keep_it_from_closing(
         self, setting: Setting

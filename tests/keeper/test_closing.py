@@ -52,6 +52,22 @@ class TestClosing:
         assert finished == ["extend"]
         assert setting.clock.now() == 24
 
+    def test_an_extension_that_fails_while_the_keeper_closes_is_not_made_again(self, setting: Setting) -> None:
+        async def slowly_in_vain(asked: Asked) -> Verdict:
+            await asyncio.sleep(4)
+            return Verdict.UNAVAILABLE
+
+        setting.transport.script = slowly_in_vain
+
+        async def scenario(keeper: Keeper) -> None:
+            keeper.open_batch(QUEUE, policy=POLICY).add(messages(1), received_at=setting.clock.now())
+            await asyncio.sleep(21)
+            await keeper.close(Leaving.NOTHING)
+            await asyncio.sleep(10)
+
+        setting.run(scenario)
+        assert [asked.at for asked in setting.transport.asked] == [20.0]
+
     def test_a_service_that_does_not_answer_does_not_hold_up_the_end_for_long(self, setting: Setting) -> None:
         setting.transport.script = never_answers
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sqs_lease.core.calls import Verdict
+from sqs_lease.core.calls import Call, Verdict
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused
-from sqs_lease.core.ledger import MAX_CALLS_UNDER_WAY, SLOTS_FOR_SETTLEMENTS
+from sqs_lease.core.ledger import MAX_CALLS_UNDER_WAY, SLOTS_FOR_SETTLEMENTS, Ledger
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.keeper import Keeper
@@ -95,6 +95,29 @@ def test_a_transport_that_raises_is_tried_again_and_the_other_queue_goes_on(sett
         assert other.leases()[0].deadline == 50
 
     setting.run(scenario)
+
+
+def test_a_keeper_goes_on_a_second_after_an_error_of_its_own(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    due, failed = Ledger.due, list[float]()
+
+    def broken_once(self: Ledger, now: float, limit: int | None = None) -> list[Call]:
+        if now >= 20 and not failed:
+            failed.append(now)
+            raise RuntimeError("a bug of the ledger")
+        return due(self, now, limit)
+
+    monkeypatch.setattr(Ledger, "due", broken_once)
+
+    async def scenario(keeper: Keeper) -> None:
+        keeper.open_batch(QUEUE, policy=POLICY).add(messages(1), received_at=setting.clock.now())
+        await asyncio.sleep(25)
+
+    setting.run(scenario)
+    assert failed == [20.0]
+    assert [asked.at for asked in setting.transport.asked] == [21.0]
+    assert "starts again" in caplog.text
 
 
 def test_calls_overlap_but_only_so_many_of_a_queue_are_under_way_at_once(setting: Setting) -> None:

@@ -12,6 +12,7 @@ from sqs_lease.core.failure_rules import backoff, dead_letter, expire
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.sqs.errors import TransientError
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
 from tests.keeper.scripted_transport import Asked, done, never_answers
 
@@ -203,6 +204,57 @@ class TestDeadLettering:
 
         setting.run(scenario)
         assert setting.transport.calls("delete") == []
+
+    def test_a_message_whose_content_is_not_known_is_not_deleted(self, setting: Setting) -> None:
+        setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
+        (message,) = messages(1)
+
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch.adopt([Lease(message.receipt, 0.0, 30.0)])
+            assert (await batch.fail("not JSON"))[message.receipt].outcome is Outcome.FAILED
+
+        setting.run(scenario)
+        assert (setting.transport.sent, setting.transport.asked) == ([], [])
+
+    def test_each_try_at_a_fifo_dead_letter_queue_has_the_same_deduplication_id(
+        self, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead.fifo"
+        tries: list[str | None] = []
+
+        async def answered_at_the_third_try(*_: object, deduplication_id: str | None, **others: object) -> str:
+            tries.append(deduplication_id)
+            if len(tries) < 3:
+                raise TransientError("no answer", queue="dead.fifo", code="Timeout", text="no answer")
+            return "sent"
+
+        monkeypatch.setattr(setting.transport, "send", answered_at_the_third_try)
+
+        async def scenario(keeper: Keeper) -> None:
+            batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
+            batch.add(messages(1), received_at=setting.clock.now())
+            await batch.fail("not JSON")
+            assert batch.report().dead_lettered == 1
+
+        setting.run(scenario)
+        assert tries == ["m0", "m0", "m0"]
+
+
+def test_a_release_that_fails_within_the_transport_is_not_repeated_for_it_may_have_been_made(setting: Setting) -> None:
+    async def broken(asked: Asked) -> Verdict:
+        raise RuntimeError("a bug of the transport")
+
+    setting.transport.script = broken
+
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
+        batch.add(messages(1), received_at=setting.clock.now())
+        await batch.release_all()
+        assert batch.report().expired == 1
+
+    setting.run(scenario)
+    assert [asked.method for asked in setting.transport.asked] == ["release"]
 
 
 def test_fifo_messages_behind_a_failed_one_are_released_with_it(setting: Setting) -> None:
