@@ -13,8 +13,17 @@ from sqs_lease import AsyncConsumer, AsyncLeasedBatch, LeaseReport, Message, blo
 from sqs_lease.keeper import open_queue
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.sqs.errors import AccessDeniedError
-from sqs_lease.testing import NO_FAULT, Fault, Operation, Outages, TransportCall, VirtualClock, run_virtual
-from tests.keeper.orders import Orders, refused
+from sqs_lease.testing import (
+    NO_FAULT,
+    Fault,
+    Operation,
+    Outages,
+    ScriptedFaults,
+    TransportCall,
+    VirtualClock,
+    run_virtual,
+)
+from tests.keeper.orders import DENIED, Orders, refused
 
 VISIBILITY_SECONDS = 30
 
@@ -132,7 +141,49 @@ def test_what_waits_and_lapses_is_not_worked_on(program: Program) -> None:
     assert worked == ["long"], "another consumer may have the other by then"
 
 
+def test_those_behind_one_that_is_dead_lettered_are_worked_on_as_they_were_received(program: Program) -> None:
+    program.orders.fifo.send("a", "b", "c", message_group_id="group")
+    worked: list[tuple[str, int]] = []
+
+    async def handle(message: Message) -> None:
+        worked.append((message.body, message.receive_count))
+        if message.body == "a":
+            raise ZeroDivisionError
+
+    program.consume(handle, seconds=60, queue="orders.fifo", on_failure=dead_letter())
+    assert worked == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_work_of_a_few_milliseconds_is_settled_by_calls_of_ten(program: Program) -> None:
+    program.orders.queue.send(*map(str, range(20)))
+    deletes = 0
+
+    def count(call: TransportCall) -> Fault:
+        nonlocal deletes
+        deletes += call.operation is Operation.DELETE
+        return NO_FAULT
+
+    async def handle(_: Message) -> None:
+        await asyncio.sleep(0.005)
+
+    program.orders.faults = count
+    assert program.consume(handle, seconds=60).deleted == 20
+    assert deletes <= 4
+
+
 class TestStopping:
+    def test_no_work_begins_while_the_polls_in_flight_are_awaited(self, program: Program) -> None:
+        program.orders.queue.send("a", "b", "c")
+        worked: list[str] = []
+
+        async def handle(message: Message) -> None:
+            worked.append(message.body)
+            await asyncio.sleep(2)
+
+        program.consume(handle, seconds=1)
+        assert len(worked) == 1
+        assert len(program.orders.queue.visible) == 2
+
     def test_work_that_has_begun_ends_and_what_waits_is_visible_at_once(self, program: Program) -> None:
         program.orders.queue.send(*map(str, range(10)))
         seen: list[int] = []
@@ -218,6 +269,22 @@ class TestTrouble:
         program.orders.faults = refused(Operation.RECEIVE)
         with pytest.raises(AccessDeniedError):
             program.consume(at_once, seconds=60)
+
+    def test_a_refusal_after_the_first_answer_passes(self, program: Program) -> None:
+        program.orders.queue.send("a")
+        program.orders.faults = ScriptedFaults(NO_FAULT, DENIED, operation=Operation.RECEIVE)
+
+        async def main() -> None:
+            async with program.consumer() as consumer:
+                running = asyncio.create_task(consumer.run(at_once))
+                await asyncio.sleep(10)
+                program.orders.queue.send("b")
+                await asyncio.sleep(30)
+                assert program.orders.queue.deleted == 2
+                consumer.stop()
+                await running
+
+        program.run(main)
 
     def test_it_goes_on_after_an_outage_of_hours(self, program: Program) -> None:
         program.orders.queue.send("a")

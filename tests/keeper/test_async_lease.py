@@ -29,6 +29,7 @@ from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSession, LeaseSettings
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, Outages, ScriptedFaults, VirtualClock, run_virtual
+from sqs_lease.testing.service_errors import UNAVAILABLE
 from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
 
 POLICY = Fixed(visibility=30, every=20)
@@ -241,6 +242,23 @@ class TestCancellation:
             with pytest.raises(asyncio.CancelledError):
                 await working
             assert program.orders.queue.visible == ["a"]
+
+        program.run(main)
+
+    def test_giving_back_what_a_receive_took_takes_ten_seconds_at_most(self, program: Program) -> None:
+        program.orders.queue.send("a")
+        program.orders.faults = refused(Operation.CHANGE_VISIBILITY, UNAVAILABLE)
+
+        async def main() -> None:
+            async def work() -> None:
+                async with program.lease(wait=5, linger=5, policy=Fixed(visibility=600, every=400)):
+                    pytest.fail("the block is not entered")
+
+            working = asyncio.create_task(work())
+            await asyncio.sleep(2)
+            working.cancel()
+            await asyncio.wait([working])
+            assert program.clock.now() <= 5 + 10 + 10, "its poll, ten seconds, and what a call under way may take"
 
         program.run(main)
 

@@ -391,6 +391,19 @@ class TestAnEndThatIsInterrupted:
         assert "were not settled as asked" in caplog.text
 
 
+def test_an_interrupted_block_waits_no_longer_than_it_may_for_messages_that_cannot_be_given_back(
+    orders: Orders, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "GIVE_BACK_SECONDS", 0.2)
+    orders.queue.send("a")
+    # The pauses between six tries are longer than that in all, however they are drawn.
+    orders.faults = ScriptedFaults(*[Fault(error=UNAVAILABLE)] * 5, operation=Operation.CHANGE_VISIBILITY)
+    with pytest.raises(KeyboardInterrupt), lease("orders", linger=0):
+        raise KeyboardInterrupt
+    assert "could be settled in time" in caplog.text
+    assert orders.queue.invisible == ["a"]
+
+
 class TestWhatTheServiceRefuses:
     def test_after_a_block_that_succeeded_it_is_an_error_with_counts_and_remedy(self, orders: Orders) -> None:
         orders.queue.send("a", "b", "c")
@@ -589,6 +602,19 @@ class TestFailureRules:
         with pytest.raises(ZeroDivisionError):
             work()
         assert threads == {get_ident()}
+
+    def test_one_is_told_the_class_of_an_exception_and_not_its_text(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        reasons: list[str] = []
+
+        class Noting(Rule):
+            def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+                reasons.append(reason)
+                return Release()
+
+        with pytest.raises(ValueError, match="a body"), lease("orders", linger=0, on_failure=Noting(Release)):
+            raise ValueError("it quotes a body")
+        assert reasons == ["ValueError"]
 
     def test_what_is_not_a_rule_is_refused(self) -> None:
         with pytest.raises(TypeError, match="on_failure must be a failure rule"):

@@ -159,12 +159,14 @@ def fate_of(mutant: Mutant, copy: Copy) -> Result:
 def main() -> int:
     """Return 1 if the tests do not notice a mutant, or cannot tell."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", metavar="NAME", help="the mutants with this text in their names; all by default")
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", help="the mutants with one of these texts in their names; all by default"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many run at once; 2 by default")
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if options.only is None or options.only in mutant.name]
+    chosen = [mutant for mutant in MUTANTS if options.only is None or any(part in mutant.name for part in options.only)]
     if not chosen:
-        parser.error(f"no mutant has {options.only!r} in its name")
+        parser.error(f"no mutant has {' or '.join(options.only)} in its name")
     try:
         for mutant in (CANARY, *MUTANTS):
             mutant.applied()
