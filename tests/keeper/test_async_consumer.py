@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from sqs_lease import AsyncConsumer, AsyncLeasedBatch, LeaseReport, Message, blocking, dead_letter, release
+from sqs_lease import (
+    AsyncConsumer,
+    AsyncLeasedBatch,
+    LeaseReport,
+    LeasesLostError,
+    Message,
+    blocking,
+    dead_letter,
+    release,
+)
 from sqs_lease.keeper import open_queue
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.sqs.errors import AccessDeniedError
@@ -23,7 +32,7 @@ from sqs_lease.testing import (
     VirtualClock,
     run_virtual,
 )
-from tests.keeper.orders import DENIED, Orders, refused
+from tests.keeper.orders import DENIED, Orders, lost, refused
 
 VISIBILITY_SECONDS = 30
 
@@ -285,6 +294,13 @@ class TestTrouble:
                 await running
 
         program.run(main)
+
+    def test_a_lease_that_is_lost_ends_it_where_the_user_asked_for_that(self, program: Program) -> None:
+        program.orders.queue.send("a")
+        program.orders.faults = lost(Operation.DELETE, places=1)
+        with pytest.raises(LeasesLostError):
+            program.consume(at_once, seconds=3_600, on_lost="raise")
+        assert program.clock.now() < 60
 
     def test_it_goes_on_after_an_outage_of_hours(self, program: Program) -> None:
         program.orders.queue.send("a")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from random import Random
@@ -216,6 +217,32 @@ class TestABlockThatIsDropped:
         assert next(suspended) == "a"
         del suspended
         gc.collect()
+        eventually(lambda: orders.queue.visible == ["b"])
+
+    def test_nor_does_one_keep_its_owner_alive_where_the_block_is_never_left(self, orders: Orders) -> None:
+        orders.queue.send("a", "b")
+
+        class Loader:
+            def __init__(self) -> None:
+                self.told: list[LeaseEvent] = []
+                self.batch = lease("orders", linger=0, on_event=self.happened).__enter__()
+
+            def happened(self, event: LeaseEvent) -> None:
+                self.told.append(event)
+
+        loader = Loader()
+        loader.batch.succeed(next(iter(loader.batch)))
+        loader.batch.flush()
+        told = loader.told
+        eventually(lambda: bool(told))
+        owner = weakref.ref(loader)
+        del loader
+        for _ in range(300):
+            # The listener's thread may be at the end of the call that told it.
+            gc.collect()
+            if owner() is None:
+                break
+        assert owner() is None
         eventually(lambda: orders.queue.visible == ["b"])
 
     def test_a_batch_that_is_still_there_keeps_its_messages(self, orders: Orders) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
+from sqs_lease.keeper.loop_thread import Inbox, LoopThread, LoopThreadError
 from tests.keeper.orders import eventually
 
 
@@ -84,6 +84,24 @@ def test_what_was_not_asked_for_before_the_interruption_never_begins(
     with pytest.raises(KeyboardInterrupt):
         host.run(work.run())
     assert not work.begun.is_set()
+
+
+def test_values_that_come_while_the_loop_is_busy_are_taken_together(host: LoopThread) -> None:
+    taken: list[list[int]] = []
+    inbox = Inbox[int](host, lambda values: taken.append(list(values)))
+    is_busy, goes_on = Event(), Event()
+
+    def be_busy() -> None:
+        is_busy.set()
+        goes_on.wait(60)
+
+    host.post(be_busy)
+    assert is_busy.wait(60)
+    for value in range(3):
+        inbox.put(value)
+    goes_on.set()
+    host.run(nothing())
+    assert taken == [[0, 1, 2]]
 
 
 class TestWhoWouldWaitForEverGetsAnError:

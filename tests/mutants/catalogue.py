@@ -1478,7 +1478,7 @@ CONSUMERS: Final = (
         "keeper/consuming.py",
         '        if self._settings.on_lost == "raise":\n            self.stop()',
         '        if self._settings.on_lost == "raise":\n            pass',
-        (f"{_CONSUMER}::TestTrouble::test_a_lease_that_is_lost_ends_it_where_the_user_asked_for_that",),
+        (f"{_ASYNC_CONSUMER}::TestTrouble",),
     ),
     Mutant(
         "the log quotes the text of an exception",
@@ -1519,18 +1519,11 @@ LISTENERS: Final = (
         (_LISTENING,),
     ),
     Mutant(
-        "a listener is waited for in its own thread",
-        "keeper/listening.py",
-        "if self._thread is None or self._thread is threading.current_thread() or not seconds:",
-        "if self._thread is None or not seconds:",
-        (_LISTENING,),
-    ),
-    Mutant(
         "a listener keeps its lease alive",
         "keeper/listening.py",
         "self._listener = weakref.ref(listener)",
         "self._listener = lambda: listener",
-        (_LISTENING, f"{_BLOCKS}"),
+        (f"{_BLOCKS}::TestABlockThatIsDropped",),
     ),
 )
 
@@ -1554,7 +1547,7 @@ PLUG_INS: Final = (
         "keeper/plug_ins.py",
         "            self._policy = self._instead\n            return question(self._policy)",
         "            return question(self._instead)",
-        (_PLUG_INS,),
+        (f"{_PLUG_INS}::test_a_policy_that_stalls_is_asked_once",),
     ),
     Mutant(
         "a policy may stall all leases again and again",
@@ -1578,14 +1571,7 @@ LOOP_THREADS: Final = (
         "keeper/loop_thread.py",
         "                    wait_for([result])\n                raise",
         "                raise",
-        (_LOOP,),
-    ),
-    Mutant(
-        "what was not asked for before an interruption begins all the same",
-        "keeper/loop_thread.py",
-        "            if result.done():\n                return\n            task",
-        "            task",
-        (_LOOP,),
+        (f"{_BLOCKS}::TestAnEndThatIsInterrupted",),
     ),
     Mutant(
         "a thread may wait for itself",
@@ -1606,13 +1592,6 @@ LOOP_THREADS: Final = (
         "keeper/loop_thread.py",
         "                self._loop.call_soon_threadsafe(start, context=Context())\n                return",
         "                self._loop.call_soon_threadsafe(start)\n                return",
-        (_LOOP,),
-    ),
-    Mutant(
-        "a coroutine that never began is left to Python's warning",
-        "keeper/loop_thread.py",
-        "                coroutine.close()\n\n    def post",
-        "                pass\n\n    def post",
         (_LOOP,),
     ),
     Mutant(
