@@ -92,7 +92,9 @@ class Holding:
 
     at: float
     received_at: float
+    renewed_at: float
     deadline: float
+    doubtful: bool
     adopted: bool
     policy: RenewalPolicy
     forgotten_before: int
@@ -122,10 +124,6 @@ class LeaseRecord:
     def is_forgotten(self) -> bool:
         """Whether the process handed it over, and did not take it back."""
         return len(self.forgotten_at) > max((one.forgotten_before for one in self.holdings), default=0)
-
-    def is_anew(self, holding: Holding) -> bool:
-        """Whether the process did not hold the lease when it was put into this batch."""
-        return next(one for one in self.holdings if one.forgotten_before == holding.forgotten_before) is holding
 
     def forgotten_after(self, holding: Holding) -> Sequence[float]:
         """When the process handed it over, of the times after it was put into a batch."""

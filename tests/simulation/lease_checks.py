@@ -51,7 +51,6 @@ TIME_FOR_A_SECOND_TRY_SECONDS = 2.0
 RELEASE_MARGIN_SECONDS = 2.0
 CAP_MARGIN_SECONDS = 5.0
 SETTLE_SECONDS = 60.0
-FEWEST_TRIES = 10
 UNCOUNTED_IN_A_ROW = 4
 
 
@@ -196,10 +195,8 @@ class LeaseChecker:
     def _extensions_due(self, held: _Held) -> Iterator[tuple[float, float, float]]:
         """When each call was due, when it was sent (or until when it was not), and the deadline then."""
         holding = held.holding
-        times = Times(holding.received_at, holding.received_at, holding.deadline)
+        times = Times(holding.received_at, holding.renewed_at, holding.deadline)
         due = self._renewal(holding, times, holding.at)
-        if due is not None and holding.adopted:
-            due = holding.at
         tries = [
             call
             for call in held.record.calls
@@ -213,9 +210,6 @@ class LeaseChecker:
                 yield max(due, holding.at), call.sent_at, deadline
             if call.ended_at is None:
                 return
-            if call.sent_at < holding.at and held.record.is_anew(holding):
-                due = call.ended_at  # its answer is about the lease as it was held before
-                continue
             seconds = call.seconds_of(held.record.receipt)
             match call.verdict(held.record.receipt):
                 case Verdict.DONE:
@@ -242,7 +236,7 @@ class LeaseChecker:
             renew_at = policy.renew_at(times)
             if renew_at is None or ends_at - times.deadline < 1:
                 return None
-            due = max(due, renew_at)
+            due = max(due, min(renew_at, times.deadline))
         return due
 
     def _check_counted(self, process: str, record: LeaseRecord) -> None:
@@ -315,15 +309,15 @@ class LeaseChecker:
         match record.settled.outcome:
             case Outcome.FAILED if not isinstance(record.began, DeadLetter):
                 refused = Verdict.REFUSED in verdicts
-                long_enough = record.settled_at >= record.began_at + SETTLE_SECONDS and len(tries) >= FEWEST_TRIES
-                if not refused and (Verdict.DONE in verdicts or not long_enough):
+                ends_at = max(record.began_at + SETTLE_SECONDS, self._deadline(record))
+                if not refused and (Verdict.DONE in verdicts or record.settled_at < ends_at):
                     self._journal.violated("5 what is finished does not fail", what, at=record.settled_at)
             case Outcome.EXPIRED if isinstance(record.began, Release):
                 unknown = any(
                     call.kind is Kind.RELEASE and call.verdict(record.receipt) is Verdict.TRANSIENT for call in tries
                 )
                 left = self._deadline(record) - record.settled_at
-                doubtful = unknown or record.lapsed_at or any(holding.adopted for holding in record.holdings)
+                doubtful = unknown or record.lapsed_at or any(holding.doubtful for holding in record.holdings)
                 if left > RELEASE_MARGIN_SECONDS + SLACK_SECONDS and not doubtful:
                     detail = f"{what}; {left:.1f} s were left"
                     self._journal.violated("5 what failed comes back at once", detail, at=record.settled_at)

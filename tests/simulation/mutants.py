@@ -7,7 +7,7 @@ had; the others are defects that were shown once, as a stranger saw them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_struct
 from sqs_lease.core import ledger as ledger_module
 from sqs_lease.core.calls import Call, EntryAnswer, ExtendCall, ReleaseCall, Verdict, VisibilityChange
 from sqs_lease.core.failure_rules import Settlement
+from sqs_lease.core.group_order import GroupOrder
 from sqs_lease.core.ledger import Entry, Ledger, Phase
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.pacing import CallPacing
@@ -36,9 +37,9 @@ def extends_after_settling(patch: pytest.MonkeyPatch) -> None:
     beating: dict[int, list[Receipt]] = {}
     strangers: set[int] = set()
 
-    def remembered(self: Ledger, receipt: Receipt, settlement: Settlement, now: float, **order: bool) -> bool:
+    def remembered(self: Ledger, receipt: Receipt, settlement: Settlement, now: float, **how: Any) -> bool:
         beating.setdefault(id(self), []).append(receipt)
-        return settle(self, receipt, settlement, now, **order)
+        return settle(self, receipt, settlement, now, **how)
 
     def due_and_beating(self: Ledger, now: float, limit: int | None = None) -> list[Call]:
         calls = due(self, now, limit)
@@ -157,12 +158,12 @@ def gives_a_lapsed_lease_one_second(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_no_group_order(patch: pytest.MonkeyPatch) -> None:
     """A delete neither waits for earlier messages of its group nor becomes a release."""
-    patch.setattr(Ledger, "_decide_in_group", lambda *_: None)
+    patch.setattr(GroupOrder, "decide", lambda self, member: [member])
 
 
 def deletes_behind_what_went_back(patch: pytest.MonkeyPatch) -> None:
     """A delete waits for earlier messages of its group, and happens whatever became of them."""
-    patch.setattr(Ledger, "_return_from", lambda *_: None)
+    patch.setattr(GroupOrder, "_return_from", staticmethod(lambda *_: []))
 
 
 def takes_a_refused_release_for_a_lost_answer(patch: pytest.MonkeyPatch) -> None:
@@ -234,10 +235,10 @@ def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
     put = Batch._put
     puts = 0
 
-    def newest(self: Batch, lease: Lease, message: Message | None, *, at_once: bool) -> None:
+    def newest(self: Batch, leases: Sequence[Lease], messages: Iterable[Message]) -> None:
         nonlocal puts
         puts += 1
-        put(self, replace_struct(lease, receive_count=1_000_000 + puts), message, at_once=at_once)
+        put(self, [replace_struct(lease, receive_count=1_000_000 + puts) for lease in leases], messages)
 
     patch.setattr(Batch, "_put", newest)
 
@@ -245,12 +246,11 @@ def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
 def forgets_what_another_batch_adopted(patch: pytest.MonkeyPatch) -> None:
     """A batch that is dropped takes its former leases with it."""
 
-    def whoever_owns(self: QueueDriver, receipts: Sequence[Receipt], owner: object) -> None:
-        for receipt in receipts:
-            self._ledger.forget(receipt)
-            self._drop(receipt)
+    def every_owner(self: QueueDriver, receipt: Receipt, owner: object) -> None:
+        self._ledger.forget(receipt)
+        self._drop(receipt)
 
-    patch.setattr(QueueDriver, "forget", whoever_owns)
+    patch.setattr(QueueDriver, "forget", every_owner)
 
 
 def rounds_the_visibility_down_where_it_receives(patch: pytest.MonkeyPatch) -> None:

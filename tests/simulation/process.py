@@ -279,9 +279,18 @@ class ConsumerProcess:
         for lease in leases:
             record = self._journal.lease(self.name, lease.receipt)
             record.queue_url = watched.run.queue_url
-            times = (self.clock.world_time(lease.received_at), self.clock.world_time(lease.deadline))
+            renewed_at = lease.received_at if lease.renewed_at is None else lease.renewed_at
             record.holdings.append(
-                Holding(self._world_now(), *times, adopted, watched.policy, len(record.forgotten_at))
+                Holding(
+                    self._world_now(),
+                    self.clock.world_time(lease.received_at),
+                    self.clock.world_time(renewed_at),
+                    self.clock.world_time(lease.deadline),
+                    lease.doubtful,
+                    adopted,
+                    watched.policy,
+                    len(record.forgotten_at),
+                )
             )
 
     def _write_down(self, watched: Watched) -> None:
@@ -464,7 +473,7 @@ class ConsumerProcess:
         watched = self._hold(run, settle_after=settle_after)
         self._journal.say(self.name, "adopts", run, *(lease.receipt for lease in left))
         watched.batch.adopt(left)
-        self._note_holdings(watched, left, adopted=True)
+        self._note_holdings(watched, watched.batch.leases(), adopted=True)
         self._watched[run.number] = watched
         self._start(self._watch(watched))
 
@@ -480,7 +489,7 @@ class ConsumerProcess:
                 continue
             again = self._hold(watched.run, settle_after=watched.settle_after)
             again.batch.adopt(leases)
-            self._note_holdings(again, leases, adopted=True)
+            self._note_holdings(again, again.batch.leases(), adopted=True)
             self._keeper.drop(watched.batch)
             self._watched[watched.run.number] = again
             self._start(self._watch(again))
