@@ -28,7 +28,7 @@ what each process sent and heard. A rule that is broken is a :class:`tests.simul
    began (one decided in the same instant is under way; a delete that waits for earlier messages of its group has not
    begun); no delete or release that was not asked for, and none again after the service refused it. Seen from the
    service: a message is released by a superseded handle only by a process that took the lease over with a calendar that
-   differs by more than a second from that of who wrote it down, or by a request that took longer than
+   is behind that of who wrote it down by more than the margin, or by a request that took longer than
    ``RELEASE_MARGIN_SECONDS`` to reach the service.
 
 4. **The table holds each message once**, whatever was redelivered, crashed or taken over.
@@ -152,7 +152,7 @@ class Checker:
 
     def _check_stale_release(self, entry: AuditEntry) -> None:
         run = self._store.by_handle.get(entry.handle)
-        if run is not None and run.calendar_error > 1:
+        if run is not None and run.optimism > 0:
             return
         record = self._journal.lease(entry.caller, Receipt(entry.message_id, entry.handle))
         slow = any(
@@ -181,7 +181,7 @@ class Checker:
         what = f"{record.receipt} by {process}"
         settled_at = record.settled_at
         events = [entry for entry in self._events(record.receipt.message_id) if entry.at <= settled_at]
-        if record.goes_by_calendar and self._store.by_handle[record.receipt.handle].calendar_error > 1:
+        if record.goes_by_calendar and self._store.by_handle[record.receipt.handle].optimism > 0:
             return
         match record.settled.outcome:
             case Outcome.DELETED if not any(entry.kind in _GONE or _is_meddled_with(entry) for entry in events):

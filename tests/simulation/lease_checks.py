@@ -167,13 +167,13 @@ class LeaseChecker:
 
     def _check_deadline(self, held: _Held) -> None:
         """A process never believes that a lease lasts longer than it does."""
-        if held.holding.adopted:
+        if held.holding.doubtful:
             return
         lasts_until = None
         for entry in self._trail.of(held.record.receipt.message_id):
             if entry.handle == held.record.receipt.handle and entry.at <= held.holding.at and entry.until is not None:
                 lasts_until = entry.until
-        if lasts_until is not None and held.holding.deadline > lasts_until + 1e-6:
+        if lasts_until is not None and held.holding.deadline > lasts_until + held.holding.optimism + 1e-6:
             detail = f"{held.record.receipt} by {held.process}: {held.holding.deadline:.3f} for {lasts_until:.3f}"
             self._journal.violated("2 a deadline is never later than the service's", detail, at=held.holding.at)
 
@@ -199,8 +199,8 @@ class LeaseChecker:
         due = self._renewal(holding, times, holding.at)
         tries = [
             call
-            for call in held.record.calls
-            if call.kind is Kind.EXTEND and call.sent_at <= held.until and call.overlaps(holding.at, held.until)
+            for call in held.record.calls[holding.heard :]
+            if call.kind is Kind.EXTEND and call.sent_at <= held.until
         ]
         deadline = holding.deadline
         for call in tries:
@@ -224,6 +224,8 @@ class LeaseChecker:
                     deadline = min(deadline, call.sent_at + seconds)
             due = call.ended_at
             if not call.is_throttled:
+                # What is refused as a whole was certainly not carried out.
+                seconds = MAX_VISIBILITY_SECONDS if call.is_refused else seconds
                 due += _extension_retry_seconds(deadline - call.ended_at, seconds)
         if due is not None and held.until > max(due, holding.at) + SLACK_SECONDS:
             yield max(due, holding.at), held.until, deadline
@@ -292,6 +294,7 @@ class LeaseChecker:
         self._check_settled_in_time(held, due, until)
 
     def _check_settled_in_time(self, held: _Held, due: float, at: float) -> None:
+        due += held.run.settle_within_seconds
         if at > due + SLACK_SECONDS and not self._is_excused(held, due, at, Kind.DELETE, live=True):
             detail = (
                 f"{held.record.receipt} of {held.run} by {held.process} was due at {due:.3f}, and nothing was called "

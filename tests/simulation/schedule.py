@@ -8,9 +8,10 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from sqs_lease.testing import (
@@ -29,9 +30,21 @@ from sqs_lease.testing.service_errors import ACCESS_DENIED, THROTTLED
 from tests.simulation.checks import DRAIN_SECONDS, Checker
 from tests.simulation.journal import Journal, Violation
 from tests.simulation.lease_checks import LeaseChecker
-from tests.simulation.plan import Crash, Freeze, Incident, Plan, QueuePlan, Reopen, Shutdown, WallJump, draw_plan
+from tests.simulation.plan import (
+    Crash,
+    Freeze,
+    Incident,
+    PassOn,
+    Plan,
+    QueuePlan,
+    Reopen,
+    Shutdown,
+    WallJump,
+    Writing,
+    draw_plan,
+)
 from tests.simulation.process import ConsumerProcess, Setting
-from tests.simulation.store import Store
+from tests.simulation.store import Run, Store
 from tests.simulation.world import World
 
 
@@ -121,7 +134,7 @@ class _Schedule:
                 max_receive_count=None if dead_letter_url is None else queue.max_receive_count or 1000,
             )
         self._setting = Setting(
-            plan, self.world, self._sqs, self._store, self._journal, self._faults(), self._queue_urls
+            plan, self.world, self._sqs, self._store, self._journal, self._faults(), self._queue_urls, self._die
         )
 
     def run(self) -> Result:
@@ -230,7 +243,14 @@ class _Schedule:
         while not self._drained:
             await asyncio.sleep(5)
             states = [self._sqs.contents(url) for url in self._queue_urls.values()]
-            self._drained = not any(states) and all(process.gone or process.idle for process in self._processes)
+            drained = not any(states) and all(process.gone or process.idle for process in self._processes)
+            if drained:
+                # Calls about leases that were forgotten may be under way.
+                await asyncio.sleep(2 * self._plan.call_timeout_seconds)
+                for process in self._processes:
+                    if not process.gone:
+                        process.check_leftovers(at_end=True)
+            self._drained = drained
 
     async def _cause(self, incident: Incident) -> None:
         await asyncio.sleep(incident.at)
@@ -256,8 +276,45 @@ class _Schedule:
                 self._start_process(in_place_of=incident.process)
             case Reopen():
                 process.reopen(adopts_first=incident.adopts_first)
+            case PassOn():
+                await self._pass_to_and_fro(incident)
             case WallJump():
                 process.clock.wall_error += incident.seconds
+
+    async def _pass_to_and_fro(self, incident: PassOn) -> None:
+        here, there = incident.process, incident.other
+        for turn in range(incident.turns):
+            process = self._processes[here]
+            if not process.gone and not process.loop.frozen:
+                writing = incident.writing if turn == incident.turns - 1 else Writing.DONE
+                process.pass_batches_on(writing, partial(self._hand, there, incident.taken_after_seconds))
+            await asyncio.sleep(incident.pause_seconds)
+            here, there = there, here
+
+    def _hand(self, place: int, seconds: float, run: Run) -> None:
+        """Have a process take a run over that was passed on, after a while."""
+
+        def take() -> None:
+            process = self._processes[place]
+            if not process.gone:
+                process.take_over(run)
+
+        self.world.service.call_soon(lambda: self.world.service.call_later(seconds, take))
+
+    def _die(self, process: ConsumerProcess) -> None:
+        """Kill a process at this moment, by its own doing, and start another in its place."""
+        restart_seconds = 10.0
+
+        async def replace_it() -> None:
+            if process.gone:
+                return
+            process.kill()
+            self._away_from(process, math.inf)
+            place = self._processes.index(process)
+            await asyncio.sleep(restart_seconds)
+            self._start_process(in_place_of=place)
+
+        self.world.service.call_soon(lambda: self.world.service.create_task(replace_it()))
 
     def _thaw(self, process: ConsumerProcess) -> None:
         if process.loop.frozen:
@@ -314,9 +371,27 @@ class _Schedule:
             if queue.calls_per_second is not None:
                 rule = CallRate(queue.calls_per_second, rule, queue_url=self._queue_urls[queue.name])
         rule = Outages(plan.denied_deletes, rule, error=ACCESS_DENIED, operation=Operation.DELETE)
+        rule = Outages(plan.throttled_deletes, rule, error=THROTTLED, operation=Operation.DELETE)
         rule = Outages(plan.throttling, rule, error=THROTTLED)
         rule = Outages(plan.outages, rule, unreachable=plan.unreachable)
+        rule = _RefusedOnce(plan.refused_once, rule)
         return lambda call: NO_FAULT if call.at >= self._plan.calm_at else rule(call)
+
+
+class _RefusedOnce:
+    """Refuses single calls: the first of a kind from a time on."""
+
+    def __init__(self, calls: Sequence[tuple[float, Operation]], otherwise: FaultRule) -> None:
+        self._calls = list(calls)
+        self._otherwise = otherwise
+
+    def __call__(self, call: TransportCall) -> Fault:
+        for one in self._calls:
+            at, operation = one
+            if at <= call.at and operation is call.operation:
+                self._calls.remove(one)
+                return Fault(error=ACCESS_DENIED)
+        return self._otherwise(call)
 
 
 @dataclass(frozen=True, slots=True)
