@@ -179,6 +179,8 @@ class Journal:
         self.violations: list[Violation] = []
         self.trace: list[str] = []
         self.tracing = tracing
+        self.forwarded: dict[str, list[float]] = {}
+        """By process: when it heard that a message is in a dead-letter queue."""
         self._calls: dict[tuple[str, str], list[SentCall]] = {}
         self._leases: dict[tuple[str, Receipt], LeaseRecord] = {}
 

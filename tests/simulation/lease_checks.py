@@ -25,6 +25,7 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import LastExtension
 from sqs_lease.testing import AuditTrail
 from tests.simulation.journal import Holding, Journal, Kind, LeaseRecord, SentCall
 from tests.simulation.plan import Plan
@@ -51,6 +52,7 @@ TIME_FOR_A_SECOND_TRY_SECONDS = 2.0
 RELEASE_MARGIN_SECONDS = 2.0
 CAP_MARGIN_SECONDS = 5.0
 SETTLE_SECONDS = 60.0
+LONGEST_SPACING_SECONDS = 2.0
 UNCOUNTED_IN_A_ROW = 4
 
 
@@ -102,6 +104,7 @@ class LeaseChecker:
             place: sorted(call.ended_at for call in calls if call.is_throttled and call.ended_at is not None)
             for place, calls in journal.all_calls().items()
         }
+        self._progress: dict[tuple[str, str], Sequence[float]] = {}
         self._answered = {
             place: sorted(
                 (call.ended_at, call.ended_at - call.sent_at)
@@ -122,6 +125,7 @@ class LeaseChecker:
                 self._check_extensions(held)
             self._check_counted(process, record)
             self._check_settlement(process, run, record)
+            self._check_end(process, run, record)
         for (process, queue_url), calls in self._journal.all_calls().items():
             self._check_batches(process, calls)
             self._check_pace(process, queue_url, calls)
@@ -167,7 +171,7 @@ class LeaseChecker:
 
     def _check_deadline(self, held: _Held) -> None:
         """A process never believes that a lease lasts longer than it does."""
-        if held.holding.doubtful:
+        if held.holding.doubtful or isinstance(held.holding.policy, LastExtension):
             return
         lasts_until = None
         for entry in self._trail.of(held.record.receipt.message_id):
@@ -325,6 +329,68 @@ class LeaseChecker:
                     detail = f"{what}; {left:.1f} s were left"
                     self._journal.violated("5 what failed comes back at once", detail, at=record.settled_at)
 
+    def _check_end(self, process: str, run: Run, record: LeaseRecord) -> None:
+        """Every lease comes to an end, and its settlement by its age."""
+        if not record.holdings:
+            return
+        ended = [at for at in (record.lost_at, record.settled_at) if at is not None]
+        ended += record.forgotten_after(record.holdings[-1])
+        ended_at = min([*ended, self._gone_at(process)])
+        if ended_at == math.inf:
+            self._journal.violated("1 every lease comes to an end", f"{record.receipt} by {process}")
+        if record.began_at is None or isinstance(record.began, Expire):
+            return
+        began_at = self._settled_from(process, run, record)
+        if began_at >= ended_at or record.holdings[-1].at > began_at:
+            return
+        # A release may become an end by itself, a dead-lettered message is deleted after that: a settlement each.
+        began = [began_at, *self._forwarded_between(process, record, began_at, ended_at)]
+        latest = max(max(began) + SETTLE_SECONDS, record.deadline_at(began_at))
+        for at in self._went_through(process, record.queue_url):
+            if began_at <= at <= latest + self._slack_seconds:
+                latest = max(latest, at + SETTLE_SECONDS)
+        for since, until in self._away.get(process, ()):
+            if since < latest + self._slack_seconds and until < math.inf:
+                latest = max(latest, until + self._plan.quiet_after_stall_seconds + SETTLE_SECONDS)
+        if ended_at > latest + self._slack_seconds:
+            detail = (
+                f"{record.receipt} by {process}: {record.began} began at {began_at:.3f}, the lease lasted until "
+                f"{record.deadline_at(began_at):.3f}, and it ended at {ended_at:.3f}"
+            )
+            self._journal.violated("1 a settlement ends by its age", detail, at=ended_at)
+
+    @property
+    def _slack_seconds(self) -> float:
+        """How much later than its age a settlement may end: with the answer to its last try."""
+        return LONGEST_RETRY_SECONDS + self._plan.call_timeout_seconds + LONGEST_SPACING_SECONDS
+
+    def _went_through(self, process: str, queue_url: str) -> Sequence[float]:
+        """When a process heard that a settlement of a queue was carried out, or never will be; in order."""
+        key = (process, queue_url)
+        if key not in self._progress:
+            passing = (Verdict.THROTTLED, Verdict.TRANSIENT, Verdict.UNAVAILABLE)
+            self._progress[key] = sorted(
+                [
+                    call.ended_at
+                    for call in self._journal.calls(process, queue_url)
+                    if call.kind is not Kind.EXTEND
+                    and call.ended_at is not None
+                    and any(verdict not in passing for verdict in call.verdicts or ())
+                ]
+                + self._journal.forwarded.get(process, [])
+                + [
+                    record.settled_at
+                    for (who, _), record in self._journal.leases().items()
+                    if who == process and record.settled_at is not None and _was_refused_a_forward(record)
+                ]
+            )
+        return self._progress[key]
+
+    def _forwarded_between(self, process: str, record: LeaseRecord, start: float, end: float) -> Sequence[float]:
+        if not isinstance(record.began, DeadLetter):
+            return ()
+        return [at for at in self._journal.forwarded.get(process, ()) if start <= at <= end]
+
     @staticmethod
     def _deadline(record: LeaseRecord) -> float:
         """Until when the process knew the message to be invisible, before it settled."""
@@ -478,6 +544,17 @@ class LeaseChecker:
             if answered_at >= counted_at + 1:
                 count, counted_at = count + 1 / max(took, 1.0), answered_at
         return next((seconds for fewer, seconds in SPACED_BY_SECONDS if count < fewer), 0.0)
+
+
+def _was_refused_a_forward(record: LeaseRecord) -> bool:
+    """Whether a message cannot be dead-lettered, however often it is tried."""
+    settled = record.settled
+    return (
+        isinstance(record.began, DeadLetter)
+        and settled is not None
+        and settled.outcome is Outcome.FAILED
+        and settled.detail.startswith(("the message's content cannot be read again", "the queue has no dead-letter"))
+    )
 
 
 def _extension_retry_seconds(remaining_seconds: float, extension_seconds: float) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.messages import Lease, Message, Receipt
-from sqs_lease.core.policies import LastExtension, RenewalPolicy
+from sqs_lease.core.policies import LastExtension, Never, RenewalPolicy
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.plain_leases import WrittenBatch
@@ -128,6 +128,11 @@ class ConsumerProcess:
     def idle(self) -> bool:
         """Whether it holds no run, and no lease of one that it is still receiving."""
         return not self._watched and not self._passing and not self._keeper.holdings()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether calls about leases are under way."""
+        return any(driver._calls for driver in self._keeper._drivers.values())
 
     def shut_down(self, leaving: Leaving) -> None:
         """Ask it to stop."""
@@ -569,8 +574,10 @@ class ConsumerProcess:
         self._journal.say(self.name, "passes on", run)
         del self._watched[run.number]
         now = self._world_now()
-        last = LastExtension.of(watched.policy, until=now + seconds, since=now)
-        self._note_holdings(watched, watched.batch.leases(), policy=last)
+        if not isinstance(run.policy, Never):
+            # A lease that is never extended is not extended by its holder's leaving either.
+            last = LastExtension.of(watched.policy, until=now + seconds, since=now)
+            self._note_holdings(watched, watched.batch.leases(), policy=last)
         written = await watched.batch.pass_on(seconds)
         check_written(self._journal, self.name, self.clock, written)
         self._note_end(watched, written.leases, passed_on=True)

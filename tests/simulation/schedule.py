@@ -43,7 +43,7 @@ from tests.simulation.plan import (
     Writing,
     draw_plan,
 )
-from tests.simulation.process import ConsumerProcess, Setting
+from tests.simulation.process import WATCH_SECONDS, ConsumerProcess, Setting
 from tests.simulation.store import Run, Store
 from tests.simulation.world import World
 
@@ -184,7 +184,16 @@ class _Schedule:
         trail = self._sqs.trail()
         now = self.world.clock.now()
         leases = LeaseChecker(self._plan, trail, self._store, self._journal, away=self._away, ended_at=now)
-        checker = Checker(trail, self._store, self._journal, leases, dead_letter_urls=self._dead_letter_urls)
+        checker = Checker(
+            trail,
+            self._store,
+            self._journal,
+            leases,
+            dead_letter_urls=self._dead_letter_urls,
+            away=self._away,
+            # It looks now and then, or is passing the batch on, which takes a call's time at most.
+            notices_within_seconds=max(WATCH_SECONDS, self._plan.call_timeout_seconds) + 0.1,
+        )
         checker.check(self._bodies, dead_bodies, self._groups)
 
     def _figures(self) -> tuple[object, ...]:
@@ -243,14 +252,19 @@ class _Schedule:
         while not self._drained:
             await asyncio.sleep(5)
             states = [self._sqs.contents(url) for url in self._queue_urls.values()]
-            drained = not any(states) and all(process.gone or process.idle for process in self._processes)
-            if drained:
-                # Calls about leases that were forgotten may be under way.
-                await asyncio.sleep(2 * self._plan.call_timeout_seconds)
-                for process in self._processes:
-                    if not process.gone:
-                        process.check_leftovers(at_end=True)
-            self._drained = drained
+            if not any(states) and all(process.gone or process.idle for process in self._processes):
+                await self._become_quiet()
+                self._drained = True
+
+    async def _become_quiet(self) -> None:
+        """Wait for the answers to calls about leases that were forgotten, and check what is kept."""
+        for _ in range(20):
+            await asyncio.sleep(self._plan.call_timeout_seconds)
+            left = [process for process in self._processes if not process.gone]
+            if all(process.idle and not process.is_calling for process in left):
+                break
+        for process in left:
+            process.check_leftovers(at_end=True)
 
     async def _cause(self, incident: Incident) -> None:
         await asyncio.sleep(incident.at)
@@ -294,9 +308,12 @@ class _Schedule:
     def _hand(self, place: int, seconds: float, run: Run) -> None:
         """Have a process take a run over that was passed on, after a while."""
 
+        _, giver = run.owners[-2]
+
         def take() -> None:
             process = self._processes[place]
-            if not process.gone:
+            # Work inside a process ends with it, and so does what it passed on to itself.
+            if not process.gone and not (run.hosted and process.name != giver):
                 process.take_over(run)
 
         self.world.service.call_soon(lambda: self.world.service.call_later(seconds, take))
