@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from contextvars import Context
 
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.keeper.driver import QueueDriver
@@ -31,7 +32,7 @@ def leftovers(keeper: Keeper, *, at_end: bool) -> Iterator[str]:
 
 def _filled(owner: QueueDriver | Ledger) -> Iterator[str]:
     for name, kept in vars(owner).items():
-        if isinstance(kept, str):
+        if isinstance(kept, str | Context):
             continue
         inner = list(kept.values()) if isinstance(kept, dict) else []
         # A table of containers has a fixed set of keys; what counts is in them.
