@@ -352,7 +352,9 @@ class LeaseChecker:
         for since, until in self._away.get(process, ()):
             if since < latest + self._slack_seconds and until < math.inf:
                 latest = max(latest, until + self._plan.quiet_after_stall_seconds + SETTLE_SECONDS)
-        if ended_at > latest + self._slack_seconds:
+        tries = [call for call in record.calls if call.kind is not Kind.EXTEND and call.sent_at < ended_at]
+        pause = 0.0 if all(call.is_throttled for call in tries) else LONGEST_RETRY_SECONDS
+        if ended_at > latest + pause + self._slack_seconds:
             detail = (
                 f"{record.receipt} by {process}: {record.began} began at {began_at:.3f}, the lease lasted until "
                 f"{record.deadline_at(began_at):.3f}, and it ended at {ended_at:.3f}"
@@ -362,7 +364,7 @@ class LeaseChecker:
     @property
     def _slack_seconds(self) -> float:
         """How much later than its age a settlement may end: with the answer to its last try."""
-        return LONGEST_RETRY_SECONDS + self._plan.call_timeout_seconds + LONGEST_SPACING_SECONDS
+        return self._plan.call_timeout_seconds + LONGEST_SPACING_SECONDS
 
     def _went_through(self, process: str, queue_url: str) -> Sequence[float]:
         """When a process heard that a settlement of a queue was carried out, or never will be; in order."""

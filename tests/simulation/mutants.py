@@ -1,7 +1,8 @@
 """Defects put back on purpose, each a change of the real code: the simulator must notice every one of them.
 
 Each mutant is a function that takes pytest's ``monkeypatch``. Those of the first group break rules that every version
-had; the others are defects that were shown once, as a stranger saw them.
+had; those of the second are defects that were shown once, as a stranger saw them. Those of the last break the rules on
+how leases end, and on how a batch goes from one holder to the next.
 """
 
 from __future__ import annotations
@@ -354,7 +355,7 @@ def loses_what_an_unanswered_delete_deleted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_settlements_answered", forgetful)
 
 
-def counts_a_release_without_an_answer_as_deleted(patch: pytest.MonkeyPatch) -> None:
+def counts_what_expired_as_deleted(patch: pytest.MonkeyPatch) -> None:
     """What ended by itself is counted as deleted."""
     end = Ledger._end
 

@@ -1,6 +1,9 @@
 """What must hold each time a batch is passed on or adopted: of what is written, and of what is read.
 
-2. **What is written is what the service confirmed**: each deadline is the one that the last confirmed call gave,
+2. **Who stops holding a batch extends once what lasts shorter** than asked for, and waits for the answer as long as a
+   call may take. Left alone is what its policy never extends, or cannot extend further.
+
+   **What is written is what the service confirmed**: each deadline is the one that the last confirmed call gave,
    counted from before that call; a wish is never written.
 
    **Who adopts relies only on what has not passed its deadline.** By calendars that agree, it believes a deadline until
@@ -12,11 +15,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sqs_lease.core.messages import Lease
+from sqs_lease.core.ledger import CAP_MARGIN_SECONDS
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.plain_leases import WrittenBatch
-from tests.simulation.journal import Journal
+from tests.simulation.journal import Journal, Kind
 from tests.simulation.world import ProcessClock
 
 CLOCK_ERROR_SECONDS = 5.0
@@ -33,6 +38,30 @@ def optimism_of(elapsed: float, *, behind: float) -> float:
     if behind - elapsed > CLOCK_ERROR_SECONDS:
         return 0.0  # it can tell
     return max(min(behind, elapsed) - CLOCK_ERROR_SECONDS, 0.0)
+
+
+def check_extended(journal: Journal, process: str, receipts: Iterable[Receipt], since: float, seconds: float) -> None:
+    """Check at this moment that a process extended what it passes on and what lasts shorter, or tried to.
+
+    Args:
+        journal: Told of violations.
+        process: The process.
+        receipts: What it passed on, without leases that are never extended.
+        since: When it began.
+        seconds: How long they were to last from then on.
+    """
+    now = journal.clock.now()
+    for receipt in receipts:
+        record = journal.lease(process, receipt)
+        if record.began is not None or record.ending_at or record.deadline_at(now) > since + seconds - ROUNDING_SECONDS:
+            continue
+        last = record.holdings[-1]
+        if any(one.at == since for one in record.holdings[:-1]):
+            continue  # it was adopted at this very moment, as time goes here
+        longest = min(last.policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)
+        is_at_its_end = last.received_at + longest - last.deadline < 1
+        if not is_at_its_end and not any(call.kind is Kind.EXTEND for call in record.calls[last.heard :]):
+            journal.violated("2 what is passed on is extended once", f"{receipt} by {process}")
 
 
 def check_written(journal: Journal, process: str, clock: ProcessClock, written: WrittenBatch) -> None:

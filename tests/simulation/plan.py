@@ -307,7 +307,9 @@ def _refuse_and_throttle(plan: Plan, random: Random) -> Plan:
     kinds = [Operation.DELETE, Operation.CHANGE_VISIBILITY]
     refused = [(random.uniform(0, plan.calm_at), random.choice(kinds)) for _ in range(random.choice([0, 0, 0, 1, 3]))]
     faults = replace(plan.faults, refused_once=tuple(sorted(refused, key=lambda one: one[0])))
-    throttled = random.choice([*(["nothing"] * 12), "all", "deletes"])
+    # Where many wait for their turn, a throttled queue leaves most of them without a try for long.
+    seldom = 12 if plan.size is Size.SMALL else 2
+    throttled = random.choice([*(["nothing"] * seldom), "all", "deletes"])
     calm_at = plan.calm_at
     if throttled != "nothing":
         began_at = random.uniform(0, calm_at / 2)

@@ -31,7 +31,7 @@ from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import FaultRule, MemorySqs
 from tests.simulation.journal import Holding, Journal
 from tests.simulation.leftovers import leftovers
-from tests.simulation.passing_checks import check_read, check_written, optimism_of
+from tests.simulation.passing_checks import check_extended, check_read, check_written, optimism_of
 from tests.simulation.plan import Plan, QueuePlan, Size, Writing
 from tests.simulation.plug_ins import Failing, FailingMeter, RecordingRule, with_failures
 from tests.simulation.store import Run, Store, Work
@@ -579,6 +579,9 @@ class ConsumerProcess:
             last = LastExtension.of(watched.policy, until=now + seconds, since=now)
             self._note_holdings(watched, watched.batch.leases(), policy=last)
         written = await watched.batch.pass_on(seconds)
+        if not isinstance(run.policy, Never) and self._world_now() < now + self._plan.call_timeout_seconds:
+            receipts = [lease.receipt for lease in written.leases]
+            check_extended(self._journal, self.name, receipts, now, seconds)
         check_written(self._journal, self.name, self.clock, written)
         self._note_end(watched, written.leases, passed_on=True)
         self._keeper.drop(watched.batch)

@@ -277,7 +277,7 @@ class _Schedule:
                 process.kill()
                 self._away_from(process, math.inf)
                 await asyncio.sleep(incident.restart_seconds)
-                self._start_process(in_place_of=incident.process)
+                self._start_process(in_place_of=process)
             case Freeze():
                 process.loop.frozen = True
                 self._away_from(process, self.world.clock.now() + incident.seconds)
@@ -287,7 +287,7 @@ class _Schedule:
                 process.shut_down(incident.leaving)
                 self._away_from(process, math.inf)
                 await asyncio.sleep(incident.restart_seconds)
-                self._start_process(in_place_of=incident.process)
+                self._start_process(in_place_of=process)
             case Reopen():
                 process.reopen(adopts_first=incident.adopts_first)
             case PassOn():
@@ -327,9 +327,8 @@ class _Schedule:
                 return
             process.kill()
             self._away_from(process, math.inf)
-            place = self._processes.index(process)
             await asyncio.sleep(restart_seconds)
-            self._start_process(in_place_of=place)
+            self._start_process(in_place_of=process)
 
         self.world.service.call_soon(lambda: self.world.service.create_task(replace_it()))
 
@@ -343,7 +342,9 @@ class _Schedule:
     def _away_from(self, process: ConsumerProcess, until: float) -> None:
         self._away.setdefault(process.name, []).append((self.world.clock.now(), until))
 
-    def _start_process(self, *, in_place_of: int | None = None) -> None:
+    def _start_process(self, *, in_place_of: ConsumerProcess | None = None) -> None:
+        if in_place_of is not None and in_place_of not in self._processes:
+            return  # it was killed while it shut down, and is replaced already
         number = self._started
         self._started += 1
         error = self._plan.wall_errors[number % len(self._plan.wall_errors)]
@@ -352,7 +353,7 @@ class _Schedule:
         if in_place_of is None:
             self._processes.append(process)
         else:
-            self._processes[in_place_of] = process
+            self._processes[self._processes.index(in_place_of)] = process
 
     def _create_dead_letter_queue(self, queue: QueuePlan) -> str | None:
         if not queue.has_dead_letter_queue:
