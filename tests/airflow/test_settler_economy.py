@@ -185,7 +185,8 @@ def test_a_large_batch_is_decided_on_and_settled_in_steps(
 def test_progress_is_written_once_for_what_is_settled_together(many: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await receive_and_keep_many(many, WorkTask("load", returns=False), load="running")
-        await asyncio.sleep(10)
+        # The deadlines are written down after a round of extensions, 10 s after the receive.
+        await asyncio.sleep(12)
         many.supervisor.asked.clear()
         many.states["load"] = "success"
         await running.ended()
