@@ -14,8 +14,9 @@ passed on or forgotten, or when the process dies. This is checked of each in eve
 
    Every lease comes to an end. A settlement that was begun ends within the longer of its lease and 60 s; later only by
    the answer to its last try (the longest pause, the time-out and the spacing of calls), while settlements of the queue
-   go through, or where the process stood still. When nothing is held, no container of a ledger or a driver holds
-   anything after the next look at what is due (:mod:`tests.simulation.leftovers`).
+   go through, while one that began later is ahead of it in line, or where the process stood still. When nothing is
+   held, no container of a ledger or a driver holds anything after the next look at what is due
+   (:mod:`tests.simulation.leftovers`).
 
    Messages of a FIFO group keep their order: once a message was deleted because its work succeeded, nobody receives an
    earlier one of its group any more. There is no exception.

@@ -355,11 +355,24 @@ class LeaseChecker:
         tries = [call for call in record.calls if call.kind is not Kind.EXTEND and call.sent_at < ended_at]
         pause = 0.0 if all(call.is_throttled for call in tries) else LONGEST_RETRY_SECONDS
         if ended_at > latest + pause + self._slack_seconds:
+            # Those that wait are given up in the order of their deadlines: one that began later may be first in line.
+            latest = max(latest, self._last_began(process, record, ended_at) + SETTLE_SECONDS)
+        if ended_at > latest + pause + self._slack_seconds:
             detail = (
                 f"{record.receipt} by {process}: {record.began} began at {began_at:.3f}, the lease lasted until "
                 f"{record.deadline_at(began_at):.3f}, and it ended at {ended_at:.3f}"
             )
             self._journal.violated("1 a settlement ends by its age", detail, at=ended_at)
+
+    def _last_began(self, process: str, record: LeaseRecord, before: float) -> float:
+        """When the last settlement began, before a time, of those whose leases ended no later than this one."""
+        return max(
+            other.began_at
+            for (who, _), other in self._journal.leases().items()
+            if who == process and other.queue_url == record.queue_url
+            if other.began_at is not None and other.began_at < before
+            if other.deadline_at(other.began_at) <= record.deadline_at(before) + SLACK_SECONDS
+        )
 
     @property
     def _slack_seconds(self) -> float:

@@ -172,7 +172,7 @@ class _Schedule:
                 for message_id, state in self._sqs.contents(url).items():
                     self._journal.violated("1 nothing is forgotten", f"{message_id} is still {state.value} in {name}")
             for process in self._processes:
-                if not process.gone and not process.idle:
+                if not process.gone and (process.is_calling or not process.idle):
                     self._journal.violated("1 nothing is held for ever", f"{process.name} holds leases still")
             return
         dead_bodies: set[str] = set()
@@ -253,18 +253,17 @@ class _Schedule:
             await asyncio.sleep(5)
             states = [self._sqs.contents(url) for url in self._queue_urls.values()]
             if not any(states) and all(process.gone or process.idle for process in self._processes):
-                await self._become_quiet()
-                self._drained = True
+                self._drained = await self._is_quiet()
 
-    async def _become_quiet(self) -> None:
-        """Wait for the answers to calls about leases that were forgotten, and check what is kept."""
-        for _ in range(20):
-            await asyncio.sleep(self._plan.call_timeout_seconds)
-            left = [process for process in self._processes if not process.gone]
-            if all(process.idle and not process.is_calling for process in left):
-                break
+    async def _is_quiet(self) -> bool:
+        """Whether nothing is held, and no call is under way, after a while; check then what is kept."""
+        await asyncio.sleep(2 * self._plan.call_timeout_seconds)
+        left = [process for process in self._processes if not process.gone]
+        if any(process.is_calling or not process.idle for process in left):
+            return False
         for process in left:
             process.check_leftovers(at_end=True)
+        return True
 
     async def _cause(self, incident: Incident) -> None:
         await asyncio.sleep(incident.at)
