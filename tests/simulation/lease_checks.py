@@ -316,14 +316,14 @@ class LeaseChecker:
         match record.settled.outcome:
             case Outcome.FAILED if not isinstance(record.began, DeadLetter):
                 refused = Verdict.REFUSED in verdicts
-                ends_at = max(record.began_at + SETTLE_SECONDS, self._deadline(record))
+                ends_at = max(record.began_at + SETTLE_SECONDS, record.deadline_at(record.settled_at))
                 if not refused and (Verdict.DONE in verdicts or record.settled_at < ends_at):
                     self._journal.violated("5 what is finished does not fail", what, at=record.settled_at)
             case Outcome.EXPIRED if isinstance(record.began, Release):
                 unknown = any(
                     call.kind is Kind.RELEASE and call.verdict(record.receipt) is Verdict.TRANSIENT for call in tries
                 )
-                left = self._deadline(record) - record.settled_at
+                left = record.deadline_at(record.settled_at) - record.settled_at
                 doubtful = unknown or record.lapsed_at or any(holding.doubtful for holding in record.holdings)
                 if left > RELEASE_MARGIN_SECONDS + SLACK_SECONDS and not doubtful:
                     detail = f"{what}; {left:.1f} s were left"
@@ -405,20 +405,6 @@ class LeaseChecker:
         if not isinstance(record.began, DeadLetter):
             return ()
         return [at for at in self._journal.forwarded.get(process, ()) if start <= at <= end]
-
-    @staticmethod
-    def _deadline(record: LeaseRecord) -> float:
-        """Until when the process knew the message to be invisible, before it settled."""
-        deadline = record.holdings[-1].deadline
-        for call in record.calls:
-            if call.kind is Kind.EXTEND and call.ended_at is not None:
-                ends_at = call.sent_at + call.seconds_of(record.receipt)
-                match call.verdict(record.receipt):
-                    case Verdict.DONE:
-                        deadline = ends_at
-                    case Verdict.TRANSIENT:
-                        deadline = min(deadline, ends_at)
-        return deadline
 
     # Batches
 
