@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -80,7 +80,7 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
     held = throughput = None
     if "work" in scenarios:
         long_work, failing_work, outages = attempt("work", ground.long_work) or (None, None, ())
-    if "held" in scenarios and peer.holds:
+    if "held" in scenarios:
         held = attempt("held", ground.held)
     if "throughput" in scenarios:
         throughput = attempt("throughput", ground.throughput)
@@ -156,8 +156,11 @@ def main() -> None:
     # One server and one proxy for all: each peer's queues are deleted when it is done with them.
     with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
 
-        def measure(name: str, scenarios: Sequence[str]) -> None:
-            row = measured(PEERS[name](), server, proxy, sizes, scenarios)
+        def measure(name: str, wanted: Collection[str]) -> None:
+            peer = PEERS[name]()
+            if not (scenarios := [scenario for scenario in wanted if scenario in peer.scenarios]):
+                return
+            row = measured(peer, server, proxy, sizes, scenarios)
             with writing:
                 results = replace(merged(load(), row, scenarios), machine=machine())
                 save(results)
