@@ -5,7 +5,7 @@
 Long work of three peers goes on side by side, because they do little but wait; all else is measured of one peer after
 the other.
 Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
-table and the picture of `docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
+table and the picture of `docs/peers.md` from all of them. What the processes wrote is in `.test-runs/peers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any, Final
 
 from benchmarks.peers import page
-from benchmarks.peers.programs import PEERS, Peer
+from benchmarks.peers.programs import PEERS, Boto3Threads, Peer
 from benchmarks.peers.proxy import Proxy
 from benchmarks.peers.results import Results, Row, Sizes, load, save
 from benchmarks.peers.scenarios import Ground
@@ -36,6 +36,8 @@ DIRECTORY: Final = ROOT / ".test-runs" / "peers"
 
 SCENARIOS: Final = {"work": "long work", "held": "many at once", "throughput": "no work"}
 """Long work of all kinds, many messages at once, and no work at all: by their names on the command line."""
+
+WARM_UP_MESSAGES: Final = 10_000
 
 SIDE_BY_SIDE: Final = 3
 """So many peers have long work at the same time."""
@@ -93,6 +95,14 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
         throughput=throughput,
         problem="; ".join(problems),
     )
+
+
+def warm_up(server: SqsServer, proxy: Proxy, sizes: Sizes) -> None:
+    """Have messages go through the server: it compiles its code meanwhile, so that its first calls are slower."""
+    directory = DIRECTORY / "warm-up"
+    directory.mkdir(exist_ok=True)
+    few = replace(sizes, throughput=min(sizes.throughput, WARM_UP_MESSAGES))
+    Ground(server, proxy, Boto3Threads(), few, directory).throughput()
 
 
 def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -> Results:
@@ -171,6 +181,8 @@ def main() -> None:
             with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
                 list(threads.map(lambda name: measure(name, ["work"]), options.peers))
         if alone := [scenario for scenario in SCENARIOS if scenario in options.scenarios and scenario != "work"]:
+            if "throughput" in alone:
+                warm_up(server, proxy, sizes)
             for name in options.peers:
                 measure(name, alone)
 
