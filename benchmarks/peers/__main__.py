@@ -1,4 +1,4 @@
-"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
+r"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
 
     python -m benchmarks.peers [--peers boto3 ours ...] [--scenarios work ...] [--held 10000] [--throughput 100000]
 
@@ -6,6 +6,10 @@ Long work of three peers goes on side by side, because they do little but wait; 
 the other.
 Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
 table and the picture of `docs/peers.md` from all of them. What the processes wrote is in `.test-runs/peers`.
+At the end it prints what sqs-lease costs beside the least that the same takes, of the peers of this run:
+
+    python -m benchmarks.peers --scenarios throughput held --held 1000 \
+        --peers boto3 boto3-10 sqs-consumer consumer ours ours-1000 same-calls
 """
 
 from __future__ import annotations
@@ -163,6 +167,7 @@ def main() -> None:
     )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     writing = Lock()
+    rows: list[Row] = []
     # One server and one proxy for all: each peer's queues are deleted when it is done with them.
     with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
 
@@ -172,6 +177,7 @@ def main() -> None:
                 return
             row = measured(peer, server, proxy, sizes, scenarios)
             with writing:
+                rows.append(row)
                 results = replace(merged(load(), row, scenarios), machine=machine())
                 save(results)
                 page.write(results)
@@ -185,6 +191,7 @@ def main() -> None:
                 warm_up(server, proxy, sizes)
             for name in options.peers:
                 measure(name, alone)
+    print("\n".join(page.ratios(rows)))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ PICTURE: Final = ROOT / "docs" / "pictures" / "peers.svg"
 
 OURS: Final = "ours"
 CONSUMER: Final = "consumer"
+OURS_IN_PYTHON: Final = (CONSUMER, OURS, "ours-1000")
+THREADS: Final = "boto3-10"
+SAME_CALLS: Final = "same-calls"
 CLEARLY: Final = 0.9
 """Better is what is at most so much of ours: less is within what two runs differ by."""
 
@@ -37,6 +40,36 @@ def summary(row: Row) -> str:
         "throughput": row.throughput,
     }
     return "\n".join(f"  {name}: {value}" for name, value in found.items() if value)
+
+
+def ratios(rows: Sequence[Row]) -> Iterator[str]:
+    """What sqs-lease in plain Python costs beside the least that the same takes: a line for each of its peers.
+
+    Args:
+        rows: Those of one run: rows of two runs are not comparable.
+    """
+    found = {row.name: row for row in rows}
+    ours = [row for name in OURS_IN_PYTHON if (row := found.get(name)) is not None]
+    threads = _processor_microseconds(found[THREADS]) if THREADS in found else None
+    others = {row.name: row.throughput.a_second for row in rows if not _is_ours(row) and row.throughput}
+    best = max(others, key=others.__getitem__, default="")
+    for row in ours:
+        parts = []
+        if threads and (own := _processor_microseconds(row)):
+            parts.append(f"processor time a message {own / threads:.2f} x {THREADS}")
+        if best and others[best] and row.throughput:
+            parts.append(f"messages a second {row.throughput.a_second / others[best]:.2f} x the best other ({best})")
+        if parts:
+            yield f"{row.name}: {'; '.join(parts)}"
+    calls = _held_all(found[SAME_CALLS]) if SAME_CALLS in found else None
+    for row in ours:
+        if calls and calls.processor_percent and (held := _held_all(row)):
+            ratio = held.processor_percent / calls.processor_percent
+            yield f"{row.name} holding {held.messages}: {ratio:.2f} x {SAME_CALLS}"
+
+
+def _is_ours(row: Row) -> bool:
+    return row.name == CONSUMER or row.name.startswith(OURS)
 
 
 def write(results: Results) -> None:

@@ -82,6 +82,31 @@ def test_a_peer_that_has_no_long_work_is_not_in_its_table() -> None:
     ]
 
 
+def all_held(found: Row) -> Row:
+    return replace(found, sizes=replace(found.sizes, held=1_000))
+
+
+def test_the_ratios_are_of_the_least_that_a_consumer_does_the_fastest_other_and_the_same_calls() -> None:
+    rows = [
+        all_held(row("boto3-10", microseconds=100.0, a_second=100)),
+        all_held(row("sqs-consumer", microseconds=300.0, a_second=200)),
+        all_held(row("consumer", microseconds=107.0, a_second=204, processor_percent=1.1)),
+        all_held(row("ours", microseconds=150.0, a_second=100, processor_percent=1.15)),
+        all_held(row("same-calls", a_second=1, processor_percent=1.0)),
+    ]
+
+    assert list(page.ratios(rows)) == [
+        "consumer: processor time a message 1.07 x boto3-10; messages a second 1.02 x the best other (sqs-consumer)",
+        "ours: processor time a message 1.50 x boto3-10; messages a second 0.50 x the best other (sqs-consumer)",
+        "consumer holding 1000: 1.10 x same-calls",
+        "ours holding 1000: 1.15 x same-calls",
+    ]
+
+
+def test_a_run_without_the_others_has_no_ratios() -> None:
+    assert not list(page.ratios([all_held(row("consumer")), all_held(row("ours"))]))
+
+
 def test_a_peer_that_keeps_its_messages_in_an_outage_in_which_ours_does_not_is_named() -> None:
     kept = replace(row("other"), outages=(Outage(5, deliveries=0, done=10, survived=True),))
 
