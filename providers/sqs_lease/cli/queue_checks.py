@@ -146,7 +146,7 @@ def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
             what,
             why="Every message is visible again at once. A lease refuses the queue, unless it is given visibility=."
             if seconds < 1
-            else f"A lease extends when a third is left, {shown_duration(round(left, 1))} here. An extension without "
+            else f"A lease extends when {shown_duration(round(left, 1))} are left. An extension without "
             f"an answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can receive the message.",
             change=f"Set it to {shortest} s or more, or give every lease a visibility=.",
             command=queue.setting(VisibilityTimeout=str(shortest)),

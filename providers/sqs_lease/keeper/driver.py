@@ -204,8 +204,7 @@ class QueueDriver:
         """
         self._leaving[owner] = list(receipts)
         self._forget_some()
-        if self._leaving:
-            self._kick()
+        self._kick()
 
     def _forget_some(self) -> None:
         owner, receipts = next(iter(self._leaving.items()))
