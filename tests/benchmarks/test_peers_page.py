@@ -103,6 +103,17 @@ def test_the_ratios_are_of_the_least_that_a_consumer_does_the_fastest_other_and_
     ]
 
 
+def test_a_ratio_of_holding_says_so_where_the_requests_were_not_the_same() -> None:
+    calls = all_held(row("same-calls"))
+    assert calls.held is not None
+    slow = replace(calls, held=replace(calls.held, requests_a_minute=48.0))
+
+    assert list(page.ratios([all_held(row("ours")), slow])) == [
+        "ours: messages a second 1.00 x the best other (same-calls)",
+        "ours holding 1000: 1.00 x same-calls, with 1.25 x its requests",
+    ]
+
+
 def test_a_run_without_the_others_has_no_ratios() -> None:
     assert not list(page.ratios([all_held(row("consumer")), all_held(row("ours"))]))
 
