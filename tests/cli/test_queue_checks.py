@@ -41,7 +41,7 @@ def test_a_good_queue_has_nothing_that_bites() -> None:
     ("attributes", "check"),
     [
         ({"VisibilityTimeout": 0}, "visibility_timeout"),
-        ({"VisibilityTimeout": 29}, "visibility_timeout"),
+        ({"VisibilityTimeout": 14}, "visibility_timeout"),
         ({"VisibilityTimeout": 43_200}, "visibility_timeout"),
         ({"RedrivePolicy": ""}, "dead_letter_queue"),
         ({"RedrivePolicy": {**REDRIVE, "maxReceiveCount": 1}}, "max_receive_count"),
