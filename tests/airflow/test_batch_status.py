@@ -154,12 +154,12 @@ def test_a_large_batch_is_looked_through_a_slice_at_a_time(
 
     async def scenario() -> None:
         triggerer = world.triggerer()
-        await world.receive(triggerer, max_messages=many, linger_seconds=30.0)
+        # Longer than the test takes: extensions have notes of their own.
+        await world.receive(triggerer, Growing(visibility=180), max_messages=many, linger_seconds=30.0)
         running = world.keep(triggerer)
         await asyncio.sleep(SOON)
         await running.cancel()
 
     world.run(scenario)
-    assert looked_at == [LEASES_IN_A_ROUND, 500] * (len(looked_at) // 2)
-    assert looked_at
+    assert looked_at == [LEASES_IN_A_ROUND, 500]
     assert status(world)["counts"]["held"] == many

@@ -106,7 +106,7 @@ def test_a_months_price_follows_from_how_often_there_is_a_batch() -> None:
     one = planned("--every", "1d", "--price", "0.5")["policies"]["growing"]
 
     assert one["requests_a_month"] == 30 * 1_600
-    assert one["dollars_a_month"] == 0.021
+    assert one["dollars_a_month"] == 0.024
     assert planned("--price", "0")["policies"]["growing"]["dollars_a_month"] == 0
 
 
