@@ -1,11 +1,15 @@
-"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
+r"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
 
     python -m benchmarks.peers [--peers boto3 ours ...] [--scenarios work ...] [--held 10000] [--throughput 100000]
 
 Long work of three peers goes on side by side, because they do little but wait; all else is measured of one peer after
 the other.
 Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
-table and the picture of `docs/peers.md` anew. What the processes wrote is in `.test-runs/peers`.
+table and the picture of `docs/peers.md` from all of them. What the processes wrote is in `.test-runs/peers`.
+At the end it prints what sqs-lease costs beside the least that the same takes, of the peers of this run:
+
+    python -m benchmarks.peers --scenarios throughput held --held 1000 \
+        --peers boto3 boto3-10 sqs-consumer consumer ours ours-1000 same-calls
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import platform
 import shutil
 import subprocess
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +28,7 @@ from threading import Lock
 from typing import Any, Final
 
 from benchmarks.peers import page
-from benchmarks.peers.programs import PEERS, Peer
+from benchmarks.peers.programs import PEERS, Boto3Threads, Peer
 from benchmarks.peers.proxy import Proxy
 from benchmarks.peers.results import Results, Row, Sizes, load, save
 from benchmarks.peers.scenarios import Ground
@@ -36,6 +40,8 @@ DIRECTORY: Final = ROOT / ".test-runs" / "peers"
 
 SCENARIOS: Final = {"work": "long work", "held": "many at once", "throughput": "no work"}
 """Long work of all kinds, many messages at once, and no work at all: by their names on the command line."""
+
+WARM_UP_MESSAGES: Final = 10_000
 
 SIDE_BY_SIDE: Final = 3
 """So many peers have long work at the same time."""
@@ -80,7 +86,7 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
     held = throughput = None
     if "work" in scenarios:
         long_work, failing_work, outages = attempt("work", ground.long_work) or (None, None, ())
-    if "held" in scenarios and peer.holds:
+    if "held" in scenarios:
         held = attempt("held", ground.held)
     if "throughput" in scenarios:
         throughput = attempt("throughput", ground.throughput)
@@ -93,6 +99,14 @@ def measured(peer: Peer, server: SqsServer, proxy: Proxy, sizes: Sizes, scenario
         throughput=throughput,
         problem="; ".join(problems),
     )
+
+
+def warm_up(server: SqsServer, proxy: Proxy, sizes: Sizes) -> None:
+    """Have messages go through the server: it compiles its code meanwhile, so that its first calls are slower."""
+    directory = DIRECTORY / "warm-up"
+    directory.mkdir(exist_ok=True)
+    few = replace(sizes, throughput=min(sizes.throughput, WARM_UP_MESSAGES))
+    Ground(server, proxy, Boto3Threads(), few, directory).throughput()
 
 
 def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -> Results:
@@ -153,12 +167,17 @@ def main() -> None:
     )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     writing = Lock()
+    rows: list[Row] = []
     # One server and one proxy for all: each peer's queues are deleted when it is done with them.
     with elasticmq(DIRECTORY) as server, Proxy(server.endpoint_url).running() as proxy:
 
-        def measure(name: str, scenarios: Sequence[str]) -> None:
-            row = measured(PEERS[name](), server, proxy, sizes, scenarios)
+        def measure(name: str, wanted: Collection[str]) -> None:
+            peer = PEERS[name]()
+            if not (scenarios := [scenario for scenario in wanted if scenario in peer.scenarios]):
+                return
+            row = measured(peer, server, proxy, sizes, scenarios)
             with writing:
+                rows.append(row)
                 results = replace(merged(load(), row, scenarios), machine=machine())
                 save(results)
                 page.write(results)
@@ -168,8 +187,11 @@ def main() -> None:
             with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
                 list(threads.map(lambda name: measure(name, ["work"]), options.peers))
         if alone := [scenario for scenario in SCENARIOS if scenario in options.scenarios and scenario != "work"]:
+            if "throughput" in alone:
+                warm_up(server, proxy, sizes)
             for name in options.peers:
                 measure(name, alone)
+    print("\n".join(page.ratios(rows)))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,19 @@ PAGE: Final = ROOT / "docs" / "peers.md"
 PICTURE: Final = ROOT / "docs" / "pictures" / "peers.svg"
 
 OURS: Final = "ours"
+CONSUMER: Final = "consumer"
+OURS_IN_PYTHON: Final = (CONSUMER, OURS, "ours-1000")
+THREADS: Final = "boto3-10"
+SAME_CALLS: Final = "same-calls"
+SAME_REQUESTS: Final = 0.02
+"""Two peers send the same requests where their numbers differ by no more than this share."""
+
 CLEARLY: Final = 0.9
 """Better is what is at most so much of ours: less is within what two runs differ by."""
 
 MORE_IS_BETTER: Final = "messages a second"
+WITHOUT_WORK: Final = ("seconds to its first message", "processor time a message without work", MORE_IS_BETTER)
+"""Of these figures, ours is that of the consumer: it is what is meant for many messages."""
 
 _BEGIN: Final = "<!-- From benchmarks/peers/results.json, by `make benchmark-peers`: begin -->"
 _END: Final = "<!-- From benchmarks/peers/results.json: end -->"
@@ -34,6 +43,39 @@ def summary(row: Row) -> str:
         "throughput": row.throughput,
     }
     return "\n".join(f"  {name}: {value}" for name, value in found.items() if value)
+
+
+def ratios(rows: Sequence[Row]) -> Iterator[str]:
+    """What sqs-lease in plain Python costs beside the least that the same takes: a line for each of its peers.
+
+    Args:
+        rows: Those of one run: rows of two runs are not comparable.
+    """
+    found = {row.name: row for row in rows}
+    ours = [row for name in OURS_IN_PYTHON if (row := found.get(name)) is not None]
+    threads = _processor_microseconds(found[THREADS]) if THREADS in found else None
+    others = {row.name: row.throughput.a_second for row in rows if not _is_ours(row) and row.throughput}
+    best = max(others, key=others.__getitem__, default="")
+    for row in ours:
+        parts = []
+        if threads and (own := _processor_microseconds(row)):
+            parts.append(f"processor time a message {own / threads:.2f} x {THREADS}")
+        if best and others[best] and row.throughput:
+            parts.append(f"messages a second {row.throughput.a_second / others[best]:.2f} x the best other ({best})")
+        if parts:
+            yield f"{row.name}: {'; '.join(parts)}"
+    calls = _held_all(found[SAME_CALLS]) if SAME_CALLS in found else None
+    for row in ours:
+        if calls and calls.processor_percent and (held := _held_all(row)):
+            ratio = held.processor_percent / calls.processor_percent
+            requests = held.requests_a_minute / calls.requests_a_minute if calls.requests_a_minute else 1.0
+            # On a busy machine, the one thread of the other may not keep up.
+            how_many = f", with {requests:.2f} x its requests" if abs(requests - 1) > SAME_REQUESTS else ""
+            yield f"{row.name} holding {held.messages}: {ratio:.2f} x {SAME_CALLS}{how_many}"
+
+
+def _is_ours(row: Row) -> bool:
+    return row.name == CONSUMER or row.name.startswith(OURS)
 
 
 def write(results: Results) -> None:
@@ -71,11 +113,21 @@ def tables(results: Results) -> str:
                 [
                     [row.title, _requests(row), _delivered(row), _done(row), _lost(row), _visible(row), _outages(row)]
                     for row in rows
+                    if row.name not in PEERS or "work" in PEERS[row.name].scenarios
                 ],
             ),
             "### Many at once, and no work at all",
             _table(
-                ["", "held at once", "processor", "memory", "requests a minute", "first message", "messages a second"],
+                [
+                    "",
+                    "held at once",
+                    "processor",
+                    "memory",
+                    "requests a minute",
+                    "first message",
+                    "messages a second",
+                    "processor a message",
+                ],
                 [[row.title, *_held(row), *_throughput(row)] for row in rows],
             ),
             "### Where another one does better",
@@ -96,9 +148,10 @@ def tables(results: Results) -> str:
 
 def better(rows: Sequence[Row]) -> Iterator[str]:
     """Where a peer is clearly better than sqs-lease in plain Python: a sentence for each figure."""
-    ours = next((row for row in rows if row.name == OURS), None)
-    if ours is None:
+    leases = next((row for row in rows if row.name == OURS), None)
+    if leases is None:
         return
+    consumer = next((row for row in rows if row.name == CONSUMER), leases)
     figures: Sequence[tuple[str, Callable[[Row], float | None], str]] = (
         ("requests for long work", lambda row: row.long_work.requests if row.long_work else None, "{:.0f}"),
         ("seconds from failure to visible", _visible_seconds, "{:.2f}"),
@@ -122,10 +175,12 @@ def better(rows: Sequence[Row]) -> Iterator[str]:
             lambda row: row.throughput.first_seconds if row.throughput else None,
             "{:.1f}",
         ),
+        ("processor time a message without work", _processor_microseconds, "{:.0f} µs"),
         (MORE_IS_BETTER, lambda row: row.throughput.a_second if row.throughput else None, "{:.0f}"),
     )
-    yield from _better_in_outages(rows, ours)
+    yield from _better_in_outages(rows, leases)
     for name, figure, form in figures:
+        ours = consumer if name in WITHOUT_WORK else leases
         own = figure(ours)
         if own is None:
             continue
@@ -231,6 +286,13 @@ def _held(row: Row) -> list[str]:
     ]
 
 
+def _processor_microseconds(row: Row) -> float | None:
+    return row.throughput.processor_microseconds if row.throughput else None
+
+
 def _throughput(row: Row) -> list[str]:
     found = row.throughput
-    return [f"{found.first_seconds:.1f} s", f"{found.a_second:.0f}"] if found else ["-"] * 2
+    if found is None:
+        return ["-"] * 3
+    used = found.processor_microseconds
+    return [f"{found.first_seconds:.1f} s", f"{found.a_second:.0f}", "-" if used is None else f"{used:.0f} µs"]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -111,12 +111,12 @@ class Running:
         return all(process.is_running for process in self.processes)
 
     def processor_seconds(self) -> float:
-        """Processor time of all of them, and of all that they started."""
+        """Processor time of all of them, and of all that they started, also of what has ended since."""
         seconds = 0.0
         for process in self._members():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                seconds += times.user + times.system
+                seconds += times.user + times.system + times.children_user + times.children_system
         return seconds
 
     def memory_bytes(self) -> int:
@@ -142,14 +142,16 @@ class Peer(ABC):
         title: What the page calls it.
         how: How it is configured, in a sentence for the page.
         extends: Whether it extends visibility timeouts; where it does not, the queue's own outlasts the work.
-        holds: Whether the messages are still in the queue while it works on them.
+        scenarios: Which it is taken through, by their names on the command line.
+        at_once: How many messages it may have at once where there is no work; None is as many as most.
     """
 
     name: str
     title: str
     how: str
     extends: bool = True
-    holds: bool = True
+    scenarios: Collection[str] = ("work", "held", "throughput")
+    at_once: int | None = None
 
     @property
     @abstractmethod
@@ -222,6 +224,41 @@ class Boto3Loop(Program):
         return f"boto3 {version('boto3')}"
 
 
+class Boto3Threads(Program):
+    """The least that a consumer does, in Python."""
+
+    name = "boto3-10"
+    title = "ten threads of boto3"
+    how = "they share a client; each receives ten, and deletes them by `delete_message_batch`; nothing is extended"
+    extends = False
+    scenarios = ("throughput",)
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (sys.executable, HERE / "boto3_loop" / "threads.py")
+
+    @property
+    def version(self) -> str:
+        return f"boto3 {version('boto3')}"
+
+
+class SameCalls(Program):
+    """The extensions of sqs-lease, without sqs-lease."""
+
+    name = "same-calls"
+    title = "the same extensions by boto3"
+    how = "one thread receives, and sends the calls that sqs-lease sends for what it holds; it does nothing else"
+    scenarios = ("held",)
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (sys.executable, HERE / "boto3_loop" / "same_calls.py")
+
+    @property
+    def version(self) -> str:
+        return f"boto3 {version('boto3')}"
+
+
 class Ours(Program):
     """sqs-lease without an orchestrator."""
 
@@ -231,11 +268,36 @@ class Ours(Program):
 
     @property
     def command(self) -> Sequence[str | Path]:
-        return (sys.executable, HERE / "ours" / "consumer.py")
+        return (sys.executable, HERE / "ours" / "leases.py")
 
     @property
     def version(self) -> str:
         return version("sqs-lease")
+
+
+class OursByThousands(Ours):
+    """sqs-lease without an orchestrator, whose batches are large."""
+
+    name = "ours-1000"
+    title = "**sqs-lease**, plain Python, 1 000 a lease"
+    how = "`with lease(...)` with `max_messages` 1 000 and `linger` 60 s"
+    scenarios = ("throughput",)
+    at_once = 1_000
+
+
+class OursConsumer(Ours):
+    """sqs-lease as a consumer that lives as long as its program."""
+
+    name = "consumer"
+    title = "**sqs-lease** `Consumer`, plain Python"
+    how = (
+        "`Consumer.run` with ten threads, at most a hundred messages at once; `Consumer.run_batches` with one batch "
+        "and `linger` 60 s where thousands are held"
+    )
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        return (sys.executable, HERE / "ours" / "consumer.py")
 
 
 class SqsConsumer(Program):
@@ -428,7 +490,10 @@ class StockSensor(OnAirflow):
     title = "`SqsSensor`, Airflow"
     how = "deferrable, at its defaults: it deletes what it reads, before the work"
     extends = False
-    holds = False
+    scenarios: Collection[str] = (
+        "work",
+        "throughput",
+    )  # The messages are no longer in the queue while it works on them.
 
     def _package(self) -> str:
         return f"provider {version('apache-airflow-providers-amazon')}"
@@ -443,7 +508,7 @@ class KeepingSensor(StockSensor):
         "`delete_message_on_reception=False`, a last task deletes; nothing extends, so the queue's visibility timeout "
         "is twice the work"
     )
-    holds = True
+    scenarios = Peer.scenarios
 
 
 class OursOnDagster(Peer):
@@ -479,7 +544,11 @@ PEERS: Final[Mapping[str, type[Peer]]] = {
     peer.name: peer
     for peer in (
         Boto3Loop,
+        Boto3Threads,
+        SameCalls,
+        OursConsumer,
         Ours,
+        OursByThousands,
         SqsConsumer,
         CeleryWorker,
         StockSensor,

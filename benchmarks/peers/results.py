@@ -129,21 +129,28 @@ class Throughput:
     """No work at all.
 
     Attributes:
-        messages: How many came.
+        messages: How many were deleted in the time that was measured.
         first_seconds: From the start of the peer to its first message.
-        last_seconds: From its first to its last message.
-        requests: Calls for all of them.
+        last_seconds: The time that was measured: from when a message was first seen to be received to when the queue
+            was empty.
+        processor_seconds: Processor time of all of its processes in that time; None where it was not measured, as in
+            rows of before.
     """
 
     messages: int
     first_seconds: float
     last_seconds: float
-    requests: int
+    processor_seconds: float | None = None
 
     @property
     def a_second(self) -> float:
-        """Messages a second, from the first to the last."""
+        """Messages a second."""
         return self.messages / self.last_seconds if self.last_seconds else 0.0
+
+    @property
+    def processor_microseconds(self) -> float | None:
+        """Processor time a message, in microseconds."""
+        return 1e6 * self.processor_seconds / self.messages if self.processor_seconds and self.messages else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -20,6 +20,7 @@ from demo.sqs_server import SqsServer
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+    from types_boto3_sqs.literals import QueueAttributeNameType
 
 START_SECONDS: Final = 300.0
 """So long may a peer take from its start until it has all messages, at the least."""
@@ -29,6 +30,17 @@ SLOWEST_A_SECOND: Final = 50
 
 GRACE_SECONDS: Final = 20.0
 """So long is waited for an end that should have come."""
+
+SELDOM_SECONDS: Final = 0.5
+"""So long passes, at most, between two looks at the counts of a queue that a peer empties."""
+
+OFTEN_SECONDS: Final = 0.1
+"""The same before it has received anything, when the server has nothing else to do."""
+
+SHORTEST_PAUSE_SECONDS: Final = 0.05
+
+LOOKS_SHARE: Final = 0.02
+"""So much of the time may looks take: with each, ElasticMQ goes through all messages, 20 000 in 10 ms."""
 
 SETTLE_SECONDS: Final = 5.0
 """So long passes between the last of many messages and the begin of the measurement."""
@@ -81,13 +93,31 @@ class SecondConsumer:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One queue with the gates of the peer and of the second consumer."""
+    """One queue with the gates of the peer and of the second consumer; its URL is that at the server."""
 
     job: Job
     messages: int
+    queue_url: str
     gate: Gate
     second_gate: Gate
     second: SecondConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How far a peer is.
+
+    Attributes:
+        at: When, by the monotonic clock.
+        visible: How many messages were not received.
+        left: How many were not deleted.
+        processor_seconds: What the peer's processes have used; 0 where they were not asked.
+    """
+
+    at: float
+    visible: int
+    left: int
+    processor_seconds: float = 0.0
 
 
 class Ground:
@@ -132,7 +162,7 @@ class Ground:
                 outcome = tuple(future.result() for future in cut)
             for track in tracks:
                 track.second.stop()
-            lost = failing.messages - self._kept(failing)
+            lost = failing.messages - sum(self._counts(failing.queue_url))
         finally:
             for track in tracks:
                 self._end(track)
@@ -163,25 +193,75 @@ class Ground:
             self._end(track)
 
     def throughput(self) -> Throughput:
-        """No work at all."""
-        sizes = self._sizes
-        track = self._track("throughput", sizes.throughput, work_seconds=0, at_once=sizes.at_once)
-        started_at = time.time()
+        """No work at all: the peer has the server for itself, and the queue's own counts say how far it is."""
+        total = self._sizes.throughput
+        job, queue_url = self._job(
+            "throughput",
+            total,
+            work_seconds=0,
+            at_once=self._peer.at_once or self._sizes.at_once,
+            endpoint_url=self._server.endpoint_url,
+        )
+        started_at = time.monotonic()
         try:
-            with self._peer.running([track.job], self._directory) as running:
-                self._await_all(track, running)
-                calls = track.gate.calls.total()
+            with self._peer.running([job], self._directory) as running:
+                begin = self._await_state(
+                    queue_url, running, total, lambda state: state.visible < total, pause_seconds=OFTEN_SECONDS
+                )
+                end = self._await_state(
+                    queue_url, running, total, lambda state: state.left == 0, pause_seconds=SELDOM_SECONDS
+                )
         finally:
-            self._end(track)
-        receptions = list(track.gate.receptions)
+            self._delete(queue_url)
         return Throughput(
-            messages=len(track.gate.received_ids),
-            first_seconds=receptions[0].at - started_at,
-            last_seconds=receptions[-1].at - receptions[0].at,
-            requests=calls,
+            messages=begin.left,
+            first_seconds=begin.at - started_at,
+            last_seconds=end.at - begin.at,
+            processor_seconds=end.processor_seconds - begin.processor_seconds,
         )
 
-    def _track(self, name: str, messages: int, *, work_seconds: float, at_once: int, fails: bool = False) -> Track:
+    def _await_state(
+        self,
+        queue_url: str,
+        running: Running,
+        total: int,
+        is_so: Callable[[QueueState], bool],
+        *,
+        pause_seconds: float,
+    ) -> QueueState:
+        """Wait until a queue's counts are so; return them with the peer's processor time then."""
+        queue = queue_url.rpartition("/")[2]
+        ends_at = time.monotonic() + max(START_SECONDS, total / SLOWEST_A_SECOND)
+        while True:
+            looked_at = time.monotonic()
+            visible, in_flight = self._counts(queue_url)
+            state = QueueState(time.monotonic(), visible, visible + in_flight)
+            if is_so(state):
+                return replace(state, processor_seconds=running.processor_seconds())
+            if not running.is_running:
+                raise PeerFailedError(
+                    f"{queue_url.rpartition('/')[2]}: its process ended, {state.left} messages are left"
+                )
+            if state.at > ends_at:
+                raise PeerFailedError(f"{queue}: {state.left} of {total} messages are left")
+            # The fewer messages are left, the less a look costs: so the end is seen early.
+            time.sleep(min(pause_seconds, max(SHORTEST_PAUSE_SECONDS, (state.at - looked_at) / LOOKS_SHARE)))
+
+    def _job(
+        self,
+        name: str,
+        messages: int,
+        *,
+        work_seconds: float,
+        at_once: int,
+        endpoint_url: str,
+        fails: bool = False,
+    ) -> tuple[Job, str]:
+        """Make a queue and its dead-letter queue, and send messages.
+
+        Returns:
+            What the peer has to do, and the queue's URL at the server.
+        """
         sizes = self._sizes
         visibility = sizes.visibility_seconds
         if not self._peer.extends:
@@ -194,12 +274,11 @@ class Ground:
         queue_url = self._sqs.create_queue(
             QueueName=queue, Attributes={"VisibilityTimeout": str(visibility), "RedrivePolicy": json.dumps(redrive)}
         )["QueueUrl"]
-        gate, second_gate = self._proxy.gate(), self._proxy.gate()
         job = Job(
             name=name,
             queue=queue,
-            queue_url=queue_url.replace(self._server.endpoint_url, gate.endpoint_url),
-            endpoint_url=gate.endpoint_url,
+            queue_url=queue_url.replace(self._server.endpoint_url, endpoint_url),
+            endpoint_url=endpoint_url,
             visibility_seconds=visibility,
             work_seconds=work_seconds,
             fails=fails,
@@ -207,14 +286,26 @@ class Ground:
             messages=messages,
             record=self._directory / f"{queue}.record",
         )
-        second_client = SqsServer(second_gate.endpoint_url, self._server.process).sqs_client()
-        second = SecondConsumer(
-            second_client,
-            queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url),
-            wait_seconds=1 if messages <= sizes.messages else 0,
-        )
         self._peer.send(self._sqs, queue_url, job)
-        return Track(job, messages, gate, second_gate, second)
+        return job, queue_url
+
+    def _track(self, name: str, messages: int, *, work_seconds: float, at_once: int, fails: bool = False) -> Track:
+        """Make a queue with messages behind two gates of the proxy."""
+        gate, second_gate = self._proxy.gate(), self._proxy.gate()
+        job, queue_url = self._job(
+            name,
+            messages,
+            work_seconds=work_seconds,
+            at_once=at_once,
+            endpoint_url=gate.endpoint_url,
+            fails=fails,
+        )
+        second = SecondConsumer(
+            SqsServer(second_gate.endpoint_url, self._server.process).sqs_client(),
+            queue_url.replace(self._server.endpoint_url, second_gate.endpoint_url),
+            wait_seconds=1 if messages <= self._sizes.messages else 0,
+        )
+        return Track(job, messages, queue_url, gate, second_gate, second)
 
     def _await_all(self, track: Track, running: Running) -> None:
         """Wait until the peer was given every message once."""
@@ -299,23 +390,23 @@ class Ground:
         )
 
     def _end(self, track: Track) -> None:
-        """Delete the queues: what one peer leaves in them must not slow the server down for the next."""
         track.second.stop()
-        queue_url = self._direct_url(track)
+        self._delete(track.queue_url)
+
+    def _delete(self, queue_url: str) -> None:
+        """Delete the queues: what one peer leaves in them must not slow the server down for the next."""
         for url in (queue_url, f"{queue_url}-dead"):
             self._sqs.delete_queue(QueueUrl=url)
 
-    def _direct_url(self, track: Track) -> str:
-        """The queue's URL at the server, without the peer's gate."""
-        return track.job.queue_url.replace(track.job.endpoint_url, self._server.endpoint_url)
-
-    def _kept(self, track: Track) -> int:
-        """How many messages the queue still has, visible or not."""
-        answer = self._sqs.get_queue_attributes(
-            QueueUrl=self._direct_url(track),
-            AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
+    def _counts(self, queue_url: str) -> tuple[int, int]:
+        """How many messages of a queue are visible, and how many are in flight."""
+        names: Sequence[QueueAttributeNameType] = (
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
         )
-        return sum(int(value) for value in answer["Attributes"].values())
+        attributes = self._sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"]
+        visible, in_flight = (int(attributes[name]) for name in names)
+        return visible, in_flight
 
 
 def _is_over(track: Track) -> bool:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqs_lease import blocking
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper import consuming
 from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.consuming import (
     FIRST_PAUSE_SECONDS,
@@ -123,10 +125,12 @@ def async_lease(
     return AsyncLeaseBlock(settings, on_event, open_queue, closes_queue=True)
 
 
-async def _opened(settings: LeaseSettings, client: SQSClient | None) -> OpenQueue:
+async def _opened(
+    settings: LeaseSettings, client: SQSClient | None, *, longest_poll_seconds: int = MAX_WAIT_SECONDS
+) -> OpenQueue:
     # In a thread: boto3 reads files to make a client.
     transport = await asyncio.to_thread(blocking.open_transport, client, settings.queue)
-    return OpenQueue(transport, settings.queue, settings.options.policy)
+    return OpenQueue(transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds)
 
 
 class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
@@ -475,34 +479,34 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             works: asyncio.Queue[Work] = asyncio.Queue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
-            consuming = Consuming(queue, self._settings, listening, works.put_nowait)
+            consumption = Consuming(queue, self._settings, listening, works.put_nowait)
 
             async def work_until_cancelled() -> None:
                 while True:
                     work = await works.get()
-                    if not consuming.claim(work):
+                    if not consumption.claim(work):
                         continue
                     settlement: Settlement = Release()
                     try:
                         await handle(work.message)
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
-                        settlement = consuming.failed(work, error)
+                        settlement = consumption.failed(work, error)
                     finally:
-                        consuming.ended([(work, settlement)])
+                        consumption.ended([(work, settlement)])
 
-            self._on_stop = consuming.stop
+            self._on_stop = consumption.stop
             result = asyncio.get_running_loop().create_task(
-                consuming.run(stop_within_seconds=seconds), context=Context()
+                consumption.run(stop_within_seconds=seconds), context=Context()
             )
             workers = [asyncio.get_running_loop().create_task(work_until_cancelled()) for _ in range(concurrency)]
             try:
                 await asyncio.wait([result, *workers], return_when=asyncio.FIRST_COMPLETED)
                 if not result.done():
                     # What ends a worker for good, SystemExit for example, ends all.
-                    consuming.give_up()
+                    consumption.give_up()
             except asyncio.CancelledError:
-                consuming.give_up()
+                consumption.give_up()
                 raise
             finally:
                 await end_of(result)
@@ -606,7 +610,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             if self._is_closed:
                 raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
             if self._queue is None:
-                self._queue = await _opened(self._settings, self._client)
+                seconds = consuming.LONGEST_POLL_SECONDS
+                self._queue = await _opened(self._settings, self._client, longest_poll_seconds=seconds)
             return self._queue
 
     @asynccontextmanager

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release, Settlement
+from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.keeper import consuming
 from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.consuming import (
     FIRST_PAUSE_SECONDS,
@@ -199,10 +201,14 @@ def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
 class _Opened:
     """A client, a keeper and the thread that they live in: what the leases of one block, or of one consumer, share."""
 
-    def __init__(self, settings: LeaseSettings, client: SQSClient | None) -> None:
+    def __init__(
+        self, settings: LeaseSettings, client: SQSClient | None, *, longest_poll_seconds: int = MAX_WAIT_SECONDS
+    ) -> None:
         transport = open_transport(client, settings.queue)
         self.host = LoopThread(f"sqs-lease {settings.queue}")
-        self.queue = OpenQueue(transport, settings.queue, settings.options.policy)
+        self.queue = OpenQueue(
+            transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds
+        )
 
 
 class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
@@ -652,19 +658,19 @@ class Consumer(AbstractContextManager["Consumer"]):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
-            consuming = Consuming(opened.queue, self._settings, listening, works.put)
-            ends = Inbox(opened.host, consuming.ended)
+            consumption = Consuming(opened.queue, self._settings, listening, works.put)
+            ends = Inbox(opened.host, consumption.ended)
 
             def work_until_stopped() -> None:
                 while (work := works.get()) is not None:
-                    if self._stopping.is_set() or not consuming.claim(work):
+                    if self._stopping.is_set() or not consumption.claim(work):
                         continue
                     settlement: Settlement = Release()
                     try:
                         handle(work.message)
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
-                        settlement = consuming.failed(work, error)
+                        settlement = consumption.failed(work, error)
                     finally:
                         ends.put((work, settlement))
 
@@ -672,9 +678,9 @@ class Consumer(AbstractContextManager["Consumer"]):
                 for _ in range(concurrency):
                     works.put(None)
 
-            result = opened.host.start(consuming.run(stop_within_seconds=seconds))
+            result = opened.host.start(consumption.run(stop_within_seconds=seconds))
             result.add_done_callback(end_workers)
-            self._on_stop = lambda: opened.host.post(consuming.stop)
+            self._on_stop = lambda: opened.host.post(consumption.stop)
             if self._stopping.is_set():
                 self._on_stop()
             try:
@@ -683,7 +689,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             finally:
                 if not result.done():
                     # An interruption: all is given back without waiting for work.
-                    opened.host.post(consuming.give_up)
+                    opened.host.post(consumption.give_up)
                     wait_for([result])
                 if listening is not None:
                     listening.end(LISTENER_SECONDS)
@@ -785,7 +791,8 @@ class Consumer(AbstractContextManager["Consumer"]):
             if self._is_closed:
                 raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
             if self._opened is None:
-                self._opened = _Opened(self._settings, self._client)
+                seconds = consuming.LONGEST_POLL_SECONDS
+                self._opened = _Opened(self._settings, self._client, longest_poll_seconds=seconds)
             return self._opened
 
     @contextmanager

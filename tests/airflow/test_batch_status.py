@@ -154,7 +154,8 @@ def test_a_large_batch_is_looked_through_a_slice_at_a_time(
 
     async def scenario() -> None:
         triggerer = world.triggerer()
-        await world.receive(triggerer, max_messages=many, linger_seconds=30.0)
+        # Longer than the test takes: extensions have notes of their own.
+        await world.receive(triggerer, Growing(visibility=180), max_messages=many, linger_seconds=30.0)
         running = world.keep(triggerer)
         await asyncio.sleep(SOON)
         await running.cancel()

@@ -12,6 +12,7 @@ from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
 from sqs_lease.airflow.settlement.rules import Decision, Judgement, WorkTask
 from sqs_lease.airflow.settlement.settler import WorkReports
+from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
@@ -110,7 +111,8 @@ MANY = 2 * LEASES_IN_A_ROUND + 500
 
 async def receive_and_keep_many(world: LeasedMessages, *work: WorkTask, **states: str) -> RunningTrigger:
     triggerer = world.triggerer()
-    await world.receive(triggerer, max_messages=MANY, linger_seconds=300.0)
+    # Longer than the tests take: extensions have notes of their own.
+    await world.receive(triggerer, Growing(visibility=180), max_messages=MANY, linger_seconds=300.0)
     del world.states["load"]
     world.states.update(states)
     return world.keep(triggerer, *work)

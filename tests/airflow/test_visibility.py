@@ -73,7 +73,7 @@ def test_a_timeout_that_was_given_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("policy", "left"),
     [
-        (Growing(visibility=30), "10 s at worst"),
+        (Growing(visibility=30), "20 s at worst"),
         (Growing(visibility=179), "59.6667 s at worst"),
         (Threshold(visibility=600), "5 s at worst"),
         (Buffered(visibility=600), "10 s at worst"),

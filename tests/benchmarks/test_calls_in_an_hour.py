@@ -11,7 +11,7 @@ from sqs_lease.core.policies import Buffered, Fixed, Growing, RenewalPolicy, Thr
 @pytest.mark.parametrize(
     ("policy", "calls"),
     [
-        (Growing(visibility=30), 140),
+        (Growing(visibility=30), 160),
         (Threshold(visibility=30), 1_450),
         (Buffered(visibility=30), 1_220),
         (Fixed(visibility=30, every=15), 2_410),

@@ -21,4 +21,4 @@ def test_all_tables_have_a_line_for_each_figure_of_both_sides(capsys: pytest.Cap
     ):
         assert any(line.startswith(name) for line in lines), name
     (growing,) = (line.split() for line in lines if line.startswith("Growing"))
-    assert growing[1:3] == ["14", "14"]
+    assert growing[1:3] == ["16", "16"]

@@ -12,7 +12,14 @@ from benchmarks.peers.programs import PEERS
 from benchmarks.peers.results import FailingWork, Held, LongWork, Outage, Results, Row, Sizes, Throughput, load
 
 
-def row(name: str, *, requests: int = 10, processor_percent: float = 10.0, a_second: int = 100) -> Row:
+def row(
+    name: str,
+    *,
+    requests: int = 10,
+    processor_percent: float = 10.0,
+    a_second: int = 100,
+    microseconds: float | None = 200.0,
+) -> Row:
     return Row(
         name=name,
         title=name.title(),
@@ -25,7 +32,9 @@ def row(name: str, *, requests: int = 10, processor_percent: float = 10.0, a_sec
         failing_work=FailingWork(lost=0, delivered_before=0, visible_after_seconds=0.1),
         outages=(Outage(5, deliveries=10, done=0, survived=True),),
         held=Held(1_000, processor_percent, 40.0, 60.0, deliveries=0),
-        throughput=Throughput(5_000, 1.0, 5_000 / a_second, 1_000),
+        throughput=Throughput(
+            5_000, 1.0, 5_000 / a_second, None if microseconds is None else 5_000 * microseconds / 1e6
+        ),
     )
 
 
@@ -36,12 +45,77 @@ def test_the_tables_of_the_page_are_those_of_the_results_file() -> None:
 
 
 def test_a_peer_that_is_clearly_better_is_named_as_such() -> None:
-    rows = [row("ours"), row("other", requests=5, a_second=200)]
+    rows = [row("ours"), row("other", requests=5, a_second=200, microseconds=50.0)]
 
     assert list(page.better(rows)) == [
         "Requests for long work: Other 5; Ours 10.",
+        "Processor time a message without work: Other 50 µs; Ours 200 µs.",
         "Messages a second: Other 200; Ours 100.",
     ]
+
+
+def test_without_work_the_consumer_is_what_others_are_compared_with() -> None:
+    rows = [row("ours", a_second=10), row("consumer", a_second=300), row("other", requests=5, a_second=200)]
+
+    assert list(page.better(rows)) == ["Requests for long work: Other 5; Ours 10."]
+
+
+def test_a_row_of_before_processor_time_was_measured_has_none_and_is_not_compared_by_it() -> None:
+    rows = (row("ours", microseconds=None), row("other", microseconds=50.0))
+
+    text = page.tables(Results("a machine", rows))
+
+    assert "| Ours | 1000 of 10000 | 10.00 % | 40 MB | 60 | 1.0 s | 100 | - |" in text
+    assert "| Other | 1000 of 10000 | 10.00 % | 40 MB | 60 | 1.0 s | 100 | 50 µs |" in text
+    assert not list(page.better(rows))
+
+
+def test_a_peer_that_has_no_long_work_is_not_in_its_table() -> None:
+    text = page.tables(Results("a machine", (row("boto3"), replace(row("boto3-10"), long_work=None))))
+
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| Boto3")] == [
+        "| Boto3",
+        "| Boto3",
+        "| Boto3-10",
+        "| Boto3",
+        "| Boto3-10",
+    ]
+
+
+def all_held(found: Row) -> Row:
+    return replace(found, sizes=replace(found.sizes, held=1_000))
+
+
+def test_the_ratios_are_of_the_least_that_a_consumer_does_the_fastest_other_and_the_same_calls() -> None:
+    rows = [
+        all_held(row("boto3-10", microseconds=100.0, a_second=100)),
+        all_held(row("sqs-consumer", microseconds=300.0, a_second=200)),
+        all_held(row("consumer", microseconds=107.0, a_second=204, processor_percent=1.1)),
+        all_held(row("ours", microseconds=150.0, a_second=100, processor_percent=1.15)),
+        all_held(row("same-calls", a_second=1, processor_percent=1.0)),
+    ]
+
+    assert list(page.ratios(rows)) == [
+        "consumer: processor time a message 1.07 x boto3-10; messages a second 1.02 x the best other (sqs-consumer)",
+        "ours: processor time a message 1.50 x boto3-10; messages a second 0.50 x the best other (sqs-consumer)",
+        "consumer holding 1000: 1.10 x same-calls",
+        "ours holding 1000: 1.15 x same-calls",
+    ]
+
+
+def test_a_ratio_of_holding_says_so_where_the_requests_were_not_the_same() -> None:
+    calls = all_held(row("same-calls"))
+    assert calls.held is not None
+    slow = replace(calls, held=replace(calls.held, requests_a_minute=48.0))
+
+    assert list(page.ratios([all_held(row("ours")), slow])) == [
+        "ours: messages a second 1.00 x the best other (same-calls)",
+        "ours holding 1000: 1.00 x same-calls, with 1.25 x its requests",
+    ]
+
+
+def test_a_run_without_the_others_has_no_ratios() -> None:
+    assert not list(page.ratios([all_held(row("consumer")), all_held(row("ours"))]))
 
 
 def test_a_peer_that_keeps_its_messages_in_an_outage_in_which_ours_does_not_is_named() -> None:

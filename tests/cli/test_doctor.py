@@ -203,4 +203,4 @@ def test_it_fits_the_terminal_but_for_commands_to_copy(ground: Ground, wire: Wir
     lines = ran.out.splitlines()
     assert [line for line in lines if len(line) > columns and not line.startswith("    $ aws ")] == []
     assert [line for line in lines if line != line.rstrip()] == []
-    assert any(line.startswith("    $ aws ") and "VisibilityTimeout=30" in line for line in lines)
+    assert any(line.startswith("    $ aws ") and "VisibilityTimeout=15" in line for line in lines)

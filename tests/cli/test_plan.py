@@ -34,7 +34,7 @@ def calls(answer: dict[str, Any]) -> dict[str, int]:
 def test_it_counts_the_calls_that_the_documentation_names() -> None:
     # docs/how-it-works.md, "Extending: renewal policies".
     assert calls(planned("--messages", "1000", "--work", "1h", "--visibility", "30")) == {
-        "growing": 1_400,
+        "growing": 1_600,
         "threshold": 14_500,
         "buffered": 12_200,
         "fixed": 24_100,
@@ -105,8 +105,8 @@ def test_what_does_not_hold_the_messages_is_said() -> None:
 def test_a_months_price_follows_from_how_often_there_is_a_batch() -> None:
     one = planned("--every", "1d", "--price", "0.5")["policies"]["growing"]
 
-    assert one["requests_a_month"] == 30 * 1_400
-    assert one["dollars_a_month"] == 0.021
+    assert one["requests_a_month"] == 30 * 1_600
+    assert one["dollars_a_month"] == 0.024
     assert planned("--price", "0")["policies"]["growing"]["dollars_a_month"] == 0
 
 

@@ -41,7 +41,7 @@ def test_a_good_queue_has_nothing_that_bites() -> None:
     ("attributes", "check"),
     [
         ({"VisibilityTimeout": 0}, "visibility_timeout"),
-        ({"VisibilityTimeout": 29}, "visibility_timeout"),
+        ({"VisibilityTimeout": 14}, "visibility_timeout"),
         ({"VisibilityTimeout": 43_200}, "visibility_timeout"),
         ({"RedrivePolicy": ""}, "dead_letter_queue"),
         ({"RedrivePolicy": {**REDRIVE, "maxReceiveCount": 1}}, "max_receive_count"),
@@ -62,7 +62,7 @@ def test_a_setting_that_bites_is_found_with_its_reason_and_its_change(
 
 
 @pytest.mark.parametrize(
-    "attributes", [{"VisibilityTimeout": 30}, {"VisibilityTimeout": 3600}, {"MessageRetentionPeriod": 12 * 3600}]
+    "attributes", [{"VisibilityTimeout": 15}, {"VisibilityTimeout": 3600}, {"MessageRetentionPeriod": 12 * 3600}]
 )
 def test_the_limits_themselves_do_not_bite(attributes: dict[str, object]) -> None:
     assert biting(queue(RedrivePolicy=REDRIVE, **attributes)) == set()

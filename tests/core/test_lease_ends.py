@@ -345,3 +345,14 @@ def test_a_refused_forward_of_one_does_not_end_the_others() -> None:
     ledger.report(delete, answers(delete, Verdict.DONE), 5)
     outcomes = [event.outcome for event in ledger.take_events() if isinstance(event, Settled)]
     assert outcomes == [Outcome.FAILED, Outcome.DEAD_LETTERED]
+
+
+def test_a_lease_in_doubt_that_is_passed_on_is_extended_once_also_by_a_call_that_takes_no_time() -> None:
+    (receipt,) = receipts(1)
+    ledger = Ledger(Random(0))
+    ledger.hold(Lease(receipt, 0.0, 30.0, doubtful=True), POLICY)
+    assert ledger.extend_until(receipt, 310, 10)
+    call = only(ledger.due(10))
+    ledger.report(call, answers(call, Verdict.DONE), 10)
+    assert ledger.due(10) == []
+    assert not ledger.extend_until(receipt, 310, 10)

@@ -62,7 +62,7 @@ def test_a_run_that_was_asked_for_in_vain_is_asked_for_again_by_the_same_key(gro
     assert ground.queue.invisible == ["a"]
 
 
-def test_a_batch_taken_over_is_extended_at_once_and_settled_after_the_fence(ground: Ground) -> None:
+def test_a_batch_taken_over_costs_no_call_and_is_settled_after_the_fence(ground: Ground) -> None:
     ground.queue.send("a")
     host = ground.host()
     request = ground.request(host)
@@ -76,8 +76,29 @@ def test_a_batch_taken_over_is_extended_at_once_and_settled_after_the_fence(grou
     eventually(ground.is_settled, "the batch is settled")
     assert time.monotonic() - began >= 0.7
     assert ground.queue.visible == ["a"]
-    changed, *_, released = ground.queues.sqs.trail().entries()[before:]
-    assert (changed.kind, released.kind) == (AuditKind.CHANGED, AuditKind.RELEASED)
+    assert [entry.kind for entry in ground.queues.sqs.trail().entries()[before:]] == [AuditKind.RELEASED]
+
+
+@pytest.mark.parametrize("left_seconds", [-1, 30])
+def test_a_batch_taken_over_when_little_is_left_or_none_is_extended_at_once(
+    ground: Ground, left_seconds: float
+) -> None:
+    ground.queue.send("a")
+    host = ground.host()
+    request = ground.request(host)
+    kill(host)
+    folder = BatchFolder(Path(request.uri))
+    (folder.path / lease_files.HELD_UNTIL).unlink(missing_ok=True)
+    kept = lease_files.read_leases(folder)
+    assert kept is not None
+    ends_at = time.time() + left_seconds
+    old = [msgspec.structs.replace(lease, received_at=ends_at - 180, deadline=ends_at) for lease in kept.leases]
+    lease_files.write_leases(folder, kept.batch_id, kept.queue_url, old)
+    ground.run(request, Status.STARTED)
+    before = len(ground.queues.sqs.trail().entries())
+    ground.tick(ground.host())
+    eventually(lambda: len(ground.queues.sqs.trail().entries()) > before, "it is extended")
+    assert [entry.kind for entry in ground.queues.sqs.trail().entries()[before:]] == [AuditKind.CHANGED]
 
 
 def test_a_batch_that_was_extended_before_its_process_died_can_be_released_by_the_next_one(ground: Ground) -> None:

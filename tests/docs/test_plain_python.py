@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
 
-from sqs_lease import MessageFailed, lease
-from sqs_lease.testing.leased_queues import LeasedQueues
+from sqs_lease import LeasedBatch, Message, MessageFailed, lease
+from sqs_lease.keeper import consuming
+from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.docs.test_examples import ROOT, blocks
 
@@ -83,7 +88,66 @@ def test_an_asyncio_program_gives_back_what_it_cannot_handle(leased_queues: Leas
     assert (queue.visible, queue.deleted) == (["a torn one"], 1)
 
 
-def test_a_service_goes_on_with_the_next_batch_until_it_is_stopped(leased_queues: LeasedQueues) -> None:
-    queue = leased_queues.create("orders", *map(str, range(15)))
-    function("serve")("orders", lambda body: None, lambda: queue.deleted == 15)
-    assert queue.deleted == 15
+def until_deleted(queue: LeasedQueue, count: int) -> None:
+    """Send this program SIGTERM once so many messages are deleted."""
+
+    def stop() -> None:
+        while queue.deleted < count:
+            sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=stop, daemon=True).start()
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "LONGEST_POLL_SECONDS", 0)
+
+
+def test_a_service_works_on_each_message_until_it_is_stopped(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", *map(str, range(25)), "torn")
+    until_deleted(queue, 26)
+    report = function("serve")("orders", lambda message: int(message.body))
+    assert (report.deleted, report.dead_lettered) == (25, 1)
+    assert queue.dead_letters == ["torn"]
+
+
+def test_a_service_of_batches_works_on_each_batch_until_it_is_stopped(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", *map(str, range(25)))
+    worked: list[str] = []
+
+    def load_all(batch: LeasedBatch) -> None:
+        worked.extend(message.body for message in batch)
+        if len(worked) == 25:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    function("serve_batches")("orders", load_all)
+    assert sorted(worked, key=int) == list(map(str, range(25)))
+    assert queue.deleted == 25
+
+
+def test_an_asyncio_service_works_on_each_message_until_it_is_stopped(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", *map(str, range(25)))
+    until_deleted(queue, 25)
+
+    async def load(message: Message) -> None:
+        int(message.body)
+
+    report = asyncio.run(function("serve_async", is_async=True)("orders", load))
+    assert report.deleted == 25
+
+
+def test_a_program_that_is_terminated_gives_its_messages_back(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "one", "two")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(body: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sleep(1)
+
+    try:
+        with pytest.raises(SystemExit):
+            function("work_until_terminated")("orders", handle)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sorted(queue.visible) == ["one", "two"]

@@ -25,7 +25,7 @@ from sqs_lease import (
     dead_letter,
     release,
 )
-from sqs_lease.keeper import receiver
+from sqs_lease.keeper import consuming
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, ScriptedFaults, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer stops when its polls are answered."""
-    monkeypatch.setattr(receiver, "LONGEST_STREAM_POLL_SECONDS", 0)
+    monkeypatch.setattr(consuming, "LONGEST_POLL_SECONDS", 0)
 
 
 def run_until(
@@ -291,10 +291,10 @@ class TestStopping:
 PROGRAM = """
 import os, signal, sys, threading
 from sqs_lease import Consumer, blocking
-from sqs_lease.keeper import receiver
+from sqs_lease.keeper import consuming
 from tests.keeper.orders import Orders
 
-receiver.LONGEST_STREAM_POLL_SECONDS = 0
+consuming.LONGEST_POLL_SECONDS = 0
 orders = Orders()
 blocking.open_transport = lambda client, queue: orders.transport()
 orders.queue.send(*map(str, range(10)))

@@ -62,3 +62,19 @@ def test_a_lease_that_is_about_to_end_is_extended_within_half_of_what_it_has_lef
 
 def test_a_host_that_nobody_takes_over_from_goes_on_at_once() -> None:
     assert extensions_after_a_stall(16 + STALL_SECONDS, quiet_seconds=0) == [0.0]
+
+
+def test_a_batch_whose_first_message_comes_late_is_settled_at_once() -> None:
+    clock = VirtualClock()
+    transport = ScriptedTransport(clock)
+
+    async def within() -> None:
+        keeper = Keeper(transport, clock=clock, random=Random(0), quiet_after_stall_seconds=QUIET_SECONDS)
+        batch = keeper.open_batch(QUEUE, policy=POLICY)
+        await asyncio.sleep(10 * STALL_SECONDS)
+        batch.add([MESSAGE], received_at=clock.now())
+        await batch.succeed()
+        await keeper.close(Leaving.NOTHING)
+
+    run_virtual(within, clock=clock)
+    assert [asked.at for asked in transport.calls("delete")] == [10 * STALL_SECONDS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -63,6 +64,11 @@ class SentCall:
         return self.verdicts is not None and all(verdict is Verdict.THROTTLED for verdict in self.verdicts)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the service refused it as a whole, for good."""
+        return self.verdicts is not None and all(verdict is Verdict.REFUSED for verdict in self.verdicts)
+
+    @property
     def went_through(self) -> bool:
         """Whether the service answered it, and did not throttle it."""
         unanswered = (Verdict.TRANSIENT, Verdict.UNAVAILABLE)
@@ -92,11 +98,17 @@ class Holding:
 
     at: float
     received_at: float
+    renewed_at: float
     deadline: float
+    doubtful: bool
     adopted: bool
+    optimism: float
+    """How much longer the process may think that the lease lasts than it does, because calendars differ."""
     policy: RenewalPolicy
     forgotten_before: int
     """How often the process had handed the lease over before."""
+    heard: int
+    """How many calls about it had been answered before."""
 
 
 @dataclass(slots=True)
@@ -123,13 +135,26 @@ class LeaseRecord:
         """Whether the process handed it over, and did not take it back."""
         return len(self.forgotten_at) > max((one.forgotten_before for one in self.holdings), default=0)
 
-    def is_anew(self, holding: Holding) -> bool:
-        """Whether the process did not hold the lease when it was put into this batch."""
-        return next(one for one in self.holdings if one.forgotten_before == holding.forgotten_before) is holding
-
     def forgotten_after(self, holding: Holding) -> Sequence[float]:
         """When the process handed it over, of the times after it was put into a batch."""
         return self.forgotten_at[holding.forgotten_before :]
+
+    def deadline_at(self, at: float) -> float:
+        """Until when the message was certainly invisible, as far as the process had heard at a time."""
+        holding = next((one for one in reversed(self.holdings) if one.at <= at), None)
+        if holding is None:
+            return -math.inf
+        deadline = holding.deadline
+        for call in self.calls[holding.heard :]:
+            if call.kind is Kind.DELETE or call.ended_at is None or call.ended_at > at:
+                continue
+            ends_at = call.sent_at + call.seconds_of(self.receipt)
+            match call.verdict(self.receipt):
+                case Verdict.DONE if call.kind is Kind.EXTEND:
+                    deadline = ends_at
+                case Verdict.TRANSIENT:
+                    deadline = min(deadline, ends_at)
+        return deadline
 
     @property
     def goes_by_calendar(self) -> bool:
@@ -154,6 +179,8 @@ class Journal:
         self.violations: list[Violation] = []
         self.trace: list[str] = []
         self.tracing = tracing
+        self.forwarded: dict[str, list[float]] = {}
+        """By process: when it heard that a message is in a dead-letter queue."""
         self._calls: dict[tuple[str, str], list[SentCall]] = {}
         self._leases: dict[tuple[str, Receipt], LeaseRecord] = {}
 

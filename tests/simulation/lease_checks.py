@@ -25,6 +25,7 @@ from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Receipt
+from sqs_lease.core.policies import LastExtension
 from sqs_lease.testing import AuditTrail
 from tests.simulation.journal import Holding, Journal, Kind, LeaseRecord, SentCall
 from tests.simulation.plan import Plan
@@ -51,7 +52,7 @@ TIME_FOR_A_SECOND_TRY_SECONDS = 2.0
 RELEASE_MARGIN_SECONDS = 2.0
 CAP_MARGIN_SECONDS = 5.0
 SETTLE_SECONDS = 60.0
-FEWEST_TRIES = 10
+LONGEST_SPACING_SECONDS = 2.0
 UNCOUNTED_IN_A_ROW = 4
 
 
@@ -103,6 +104,7 @@ class LeaseChecker:
             place: sorted(call.ended_at for call in calls if call.is_throttled and call.ended_at is not None)
             for place, calls in journal.all_calls().items()
         }
+        self._progress: dict[tuple[str, str], Sequence[float]] = {}
         self._answered = {
             place: sorted(
                 (call.ended_at, call.ended_at - call.sent_at)
@@ -123,6 +125,7 @@ class LeaseChecker:
                 self._check_extensions(held)
             self._check_counted(process, record)
             self._check_settlement(process, run, record)
+            self._check_end(process, run, record)
         for (process, queue_url), calls in self._journal.all_calls().items():
             self._check_batches(process, calls)
             self._check_pace(process, queue_url, calls)
@@ -168,13 +171,13 @@ class LeaseChecker:
 
     def _check_deadline(self, held: _Held) -> None:
         """A process never believes that a lease lasts longer than it does."""
-        if held.holding.adopted:
+        if held.holding.doubtful or isinstance(held.holding.policy, LastExtension):
             return
         lasts_until = None
         for entry in self._trail.of(held.record.receipt.message_id):
             if entry.handle == held.record.receipt.handle and entry.at <= held.holding.at and entry.until is not None:
                 lasts_until = entry.until
-        if lasts_until is not None and held.holding.deadline > lasts_until + 1e-6:
+        if lasts_until is not None and held.holding.deadline > lasts_until + held.holding.optimism + 1e-6:
             detail = f"{held.record.receipt} by {held.process}: {held.holding.deadline:.3f} for {lasts_until:.3f}"
             self._journal.violated("2 a deadline is never later than the service's", detail, at=held.holding.at)
 
@@ -196,14 +199,12 @@ class LeaseChecker:
     def _extensions_due(self, held: _Held) -> Iterator[tuple[float, float, float]]:
         """When each call was due, when it was sent (or until when it was not), and the deadline then."""
         holding = held.holding
-        times = Times(holding.received_at, holding.received_at, holding.deadline)
+        times = Times(holding.received_at, holding.renewed_at, holding.deadline)
         due = self._renewal(holding, times, holding.at)
-        if due is not None and holding.adopted:
-            due = holding.at
         tries = [
             call
-            for call in held.record.calls
-            if call.kind is Kind.EXTEND and call.sent_at <= held.until and call.overlaps(holding.at, held.until)
+            for call in held.record.calls[holding.heard :]
+            if call.kind is Kind.EXTEND and call.sent_at <= held.until
         ]
         deadline = holding.deadline
         for call in tries:
@@ -213,9 +214,6 @@ class LeaseChecker:
                 yield max(due, holding.at), call.sent_at, deadline
             if call.ended_at is None:
                 return
-            if call.sent_at < holding.at and held.record.is_anew(holding):
-                due = call.ended_at  # its answer is about the lease as it was held before
-                continue
             seconds = call.seconds_of(held.record.receipt)
             match call.verdict(held.record.receipt):
                 case Verdict.DONE:
@@ -230,6 +228,8 @@ class LeaseChecker:
                     deadline = min(deadline, call.sent_at + seconds)
             due = call.ended_at
             if not call.is_throttled:
+                # What is refused as a whole was certainly not carried out.
+                seconds = MAX_VISIBILITY_SECONDS if call.is_refused else seconds
                 due += _extension_retry_seconds(deadline - call.ended_at, seconds)
         if due is not None and held.until > max(due, holding.at) + SLACK_SECONDS:
             yield max(due, holding.at), held.until, deadline
@@ -242,7 +242,7 @@ class LeaseChecker:
             renew_at = policy.renew_at(times)
             if renew_at is None or ends_at - times.deadline < 1:
                 return None
-            due = max(due, renew_at)
+            due = max(due, min(renew_at, times.deadline))
         return due
 
     def _check_counted(self, process: str, record: LeaseRecord) -> None:
@@ -298,6 +298,7 @@ class LeaseChecker:
         self._check_settled_in_time(held, due, until)
 
     def _check_settled_in_time(self, held: _Held, due: float, at: float) -> None:
+        due += held.run.settle_within_seconds
         if at > due + SLACK_SECONDS and not self._is_excused(held, due, at, Kind.DELETE, live=True):
             detail = (
                 f"{held.record.receipt} of {held.run} by {held.process} was due at {due:.3f}, and nothing was called "
@@ -315,32 +316,95 @@ class LeaseChecker:
         match record.settled.outcome:
             case Outcome.FAILED if not isinstance(record.began, DeadLetter):
                 refused = Verdict.REFUSED in verdicts
-                long_enough = record.settled_at >= record.began_at + SETTLE_SECONDS and len(tries) >= FEWEST_TRIES
-                if not refused and (Verdict.DONE in verdicts or not long_enough):
+                ends_at = max(record.began_at + SETTLE_SECONDS, record.deadline_at(record.settled_at))
+                if not refused and (Verdict.DONE in verdicts or record.settled_at < ends_at):
                     self._journal.violated("5 what is finished does not fail", what, at=record.settled_at)
             case Outcome.EXPIRED if isinstance(record.began, Release):
                 unknown = any(
                     call.kind is Kind.RELEASE and call.verdict(record.receipt) is Verdict.TRANSIENT for call in tries
                 )
-                left = self._deadline(record) - record.settled_at
-                doubtful = unknown or record.lapsed_at or any(holding.adopted for holding in record.holdings)
+                left = record.deadline_at(record.settled_at) - record.settled_at
+                doubtful = unknown or record.lapsed_at or any(holding.doubtful for holding in record.holdings)
                 if left > RELEASE_MARGIN_SECONDS + SLACK_SECONDS and not doubtful:
                     detail = f"{what}; {left:.1f} s were left"
                     self._journal.violated("5 what failed comes back at once", detail, at=record.settled_at)
 
-    @staticmethod
-    def _deadline(record: LeaseRecord) -> float:
-        """Until when the process knew the message to be invisible, before it settled."""
-        deadline = record.holdings[-1].deadline
-        for call in record.calls:
-            if call.kind is Kind.EXTEND and call.ended_at is not None:
-                ends_at = call.sent_at + call.seconds_of(record.receipt)
-                match call.verdict(record.receipt):
-                    case Verdict.DONE:
-                        deadline = ends_at
-                    case Verdict.TRANSIENT:
-                        deadline = min(deadline, ends_at)
-        return deadline
+    def _check_end(self, process: str, run: Run, record: LeaseRecord) -> None:
+        """Every lease comes to an end, and its settlement by its age."""
+        if not record.holdings:
+            return
+        ended = [at for at in (record.lost_at, record.settled_at) if at is not None]
+        ended += record.forgotten_after(record.holdings[-1])
+        ended_at = min([*ended, self._gone_at(process)])
+        if ended_at == math.inf:
+            self._journal.violated("1 every lease comes to an end", f"{record.receipt} by {process}")
+        if record.began_at is None or isinstance(record.began, Expire):
+            return
+        began_at = self._settled_from(process, run, record)
+        if began_at >= ended_at or record.holdings[-1].at > began_at:
+            return
+        # A release may become an end by itself, a dead-lettered message is deleted after that: a settlement each.
+        began = [began_at, *self._forwarded_between(process, record, began_at, ended_at)]
+        latest = max(max(began) + SETTLE_SECONDS, record.deadline_at(began_at))
+        for at in self._went_through(process, record.queue_url):
+            if began_at <= at <= latest + self._slack_seconds:
+                latest = max(latest, at + SETTLE_SECONDS)
+        for since, until in self._away.get(process, ()):
+            if since < latest + self._slack_seconds and until < math.inf:
+                latest = max(latest, until + self._plan.quiet_after_stall_seconds + SETTLE_SECONDS)
+        tries = [call for call in record.calls if call.kind is not Kind.EXTEND and call.sent_at < ended_at]
+        pause = 0.0 if all(call.is_throttled for call in tries) else LONGEST_RETRY_SECONDS
+        if ended_at > latest + pause + self._slack_seconds:
+            # Those that wait are given up in the order of their deadlines: one that began later may be first in line.
+            latest = max(latest, self._last_began(process, record, ended_at) + SETTLE_SECONDS)
+        if ended_at > latest + pause + self._slack_seconds:
+            detail = (
+                f"{record.receipt} by {process}: {record.began} began at {began_at:.3f}, the lease lasted until "
+                f"{record.deadline_at(began_at):.3f}, and it ended at {ended_at:.3f}"
+            )
+            self._journal.violated("1 a settlement ends by its age", detail, at=ended_at)
+
+    def _last_began(self, process: str, record: LeaseRecord, before: float) -> float:
+        """When the last settlement began, before a time, of those whose leases ended no later than this one."""
+        return max(
+            other.began_at
+            for (who, _), other in self._journal.leases().items()
+            if who == process and other.queue_url == record.queue_url
+            if other.began_at is not None and other.began_at < before
+            if other.deadline_at(other.began_at) <= record.deadline_at(before) + SLACK_SECONDS
+        )
+
+    @property
+    def _slack_seconds(self) -> float:
+        """How much later than its age a settlement may end: with the answer to its last try."""
+        return self._plan.call_timeout_seconds + LONGEST_SPACING_SECONDS
+
+    def _went_through(self, process: str, queue_url: str) -> Sequence[float]:
+        """When a process heard that a settlement of a queue was carried out, or never will be; in order."""
+        key = (process, queue_url)
+        if key not in self._progress:
+            passing = (Verdict.THROTTLED, Verdict.TRANSIENT, Verdict.UNAVAILABLE)
+            self._progress[key] = sorted(
+                [
+                    call.ended_at
+                    for call in self._journal.calls(process, queue_url)
+                    if call.kind is not Kind.EXTEND
+                    and call.ended_at is not None
+                    and any(verdict not in passing for verdict in call.verdicts or ())
+                ]
+                + self._journal.forwarded.get(process, [])
+                + [
+                    record.settled_at
+                    for (who, _), record in self._journal.leases().items()
+                    if who == process and record.settled_at is not None and _was_refused_a_forward(record)
+                ]
+            )
+        return self._progress[key]
+
+    def _forwarded_between(self, process: str, record: LeaseRecord, start: float, end: float) -> Sequence[float]:
+        if not isinstance(record.began, DeadLetter):
+            return ()
+        return [at for at in self._journal.forwarded.get(process, ()) if start <= at <= end]
 
     # Batches
 
@@ -481,6 +545,17 @@ class LeaseChecker:
             if answered_at >= counted_at + 1:
                 count, counted_at = count + 1 / max(took, 1.0), answered_at
         return next((seconds for fewer, seconds in SPACED_BY_SECONDS if count < fewer), 0.0)
+
+
+def _was_refused_a_forward(record: LeaseRecord) -> bool:
+    """Whether a message cannot be dead-lettered, however often it is tried."""
+    settled = record.settled
+    return (
+        isinstance(record.began, DeadLetter)
+        and settled is not None
+        and settled.outcome is Outcome.FAILED
+        and settled.detail.startswith(("the message's content cannot be read again", "the queue has no dead-letter"))
+    )
 
 
 def _extension_retry_seconds(remaining_seconds: float, extension_seconds: float) -> float:

@@ -1,13 +1,14 @@
 """Defects put back on purpose, each a change of the real code: the simulator must notice every one of them.
 
 Each mutant is a function that takes pytest's ``monkeypatch``. Those of the first group break rules that every version
-had; the others are defects that were shown once, as a stranger saw them.
+had; those of the second are defects that were shown once, as a stranger saw them. Those of the last break the rules on
+how leases end, and on how a batch goes from one holder to the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -17,14 +18,18 @@ from msgspec.structs import replace as replace_struct
 
 from sqs_lease.core import ledger as ledger_module
 from sqs_lease.core.calls import Call, EntryAnswer, ExtendCall, ReleaseCall, Verdict, VisibilityChange
+from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import Settlement
-from sqs_lease.core.ledger import Entry, Ledger, Phase
+from sqs_lease.core.group_order import GroupOrder
+from sqs_lease.core.ledger import Entry, Ledger, Phase, Progress
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.pacing import CallPacing
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper import batch as batch_module
+from sqs_lease.keeper import plain_leases
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.plug_ins import PlugIns
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -36,9 +41,9 @@ def extends_after_settling(patch: pytest.MonkeyPatch) -> None:
     beating: dict[int, list[Receipt]] = {}
     strangers: set[int] = set()
 
-    def remembered(self: Ledger, receipt: Receipt, settlement: Settlement, now: float, **order: bool) -> bool:
+    def remembered(self: Ledger, receipt: Receipt, settlement: Settlement, now: float, **how: Any) -> bool:
         beating.setdefault(id(self), []).append(receipt)
-        return settle(self, receipt, settlement, now, **order)
+        return settle(self, receipt, settlement, now, **how)
 
     def due_and_beating(self: Ledger, now: float, limit: int | None = None) -> list[Call]:
         calls = due(self, now, limit)
@@ -157,12 +162,12 @@ def gives_a_lapsed_lease_one_second(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_no_group_order(patch: pytest.MonkeyPatch) -> None:
     """A delete neither waits for earlier messages of its group nor becomes a release."""
-    patch.setattr(Ledger, "_decide_in_group", lambda *_: None)
+    patch.setattr(GroupOrder, "decide", lambda self, member: [member])
 
 
 def deletes_behind_what_went_back(patch: pytest.MonkeyPatch) -> None:
     """A delete waits for earlier messages of its group, and happens whatever became of them."""
-    patch.setattr(Ledger, "_return_from", lambda *_: None)
+    patch.setattr(GroupOrder, "_return_from", staticmethod(lambda *_: []))
 
 
 def takes_a_refused_release_for_a_lost_answer(patch: pytest.MonkeyPatch) -> None:
@@ -234,10 +239,10 @@ def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
     put = Batch._put
     puts = 0
 
-    def newest(self: Batch, lease: Lease, message: Message | None, *, at_once: bool) -> None:
+    def newest(self: Batch, leases: Sequence[Lease], messages: Iterable[Message]) -> None:
         nonlocal puts
         puts += 1
-        put(self, replace_struct(lease, receive_count=1_000_000 + puts), message, at_once=at_once)
+        put(self, [replace_struct(lease, receive_count=1_000_000 + puts) for lease in leases], messages)
 
     patch.setattr(Batch, "_put", newest)
 
@@ -245,12 +250,15 @@ def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
 def forgets_what_another_batch_adopted(patch: pytest.MonkeyPatch) -> None:
     """A batch that is dropped takes its former leases with it."""
 
-    def whoever_owns(self: QueueDriver, receipts: Sequence[Receipt], owner: object) -> None:
-        for receipt in receipts:
-            self._ledger.forget(receipt)
-            self._drop(receipt)
+    def every_owner(self: QueueDriver, receipt: Receipt, owner: object) -> None:
+        self._ledger.forget(receipt)
+        self._drop(receipt)
 
-    patch.setattr(QueueDriver, "forget", whoever_owns)
+    def whose_it_was(self: Batch, receipt: Receipt) -> None:
+        """The batch counts the lease as its own still."""
+
+    patch.setattr(QueueDriver, "forget", every_owner)
+    patch.setattr(Batch, "handed_over", whose_it_was)
 
 
 def rounds_the_visibility_down_where_it_receives(patch: pytest.MonkeyPatch) -> None:
@@ -289,6 +297,152 @@ def extends_what_goes_back_with_a_lost_message(patch: pytest.MonkeyPatch) -> Non
             begin(self, entry)
 
     patch.setattr(Ledger, "_begin_settling", later)
+
+
+# Defects of the ends of leases, and of how batches are passed on
+
+
+def parks_what_was_forgotten_during_a_call(patch: pytest.MonkeyPatch) -> None:
+    """A lease that is forgotten while a call about it is under way is kept for when it comes again."""
+    forget = Ledger.forget
+
+    def park(self: Ledger, receipt: Receipt) -> None:
+        if receipt in self._called:
+            vars(self).setdefault("_orphans", []).append(receipt)
+        forget(self, receipt)
+
+    patch.setattr(Ledger, "forget", park)
+
+
+def keeps_who_waits_for_an_answer(patch: pytest.MonkeyPatch) -> None:
+    """A driver keeps those who waited for the extension of a lease that it forgot."""
+
+    def without_waking(self: QueueDriver, receipt: Receipt) -> None:
+        self._owners.pop(receipt, None)
+
+    patch.setattr(QueueDriver, "_drop", without_waking)
+
+
+def gives_up_settling_by_tries(patch: pytest.MonkeyPatch) -> None:
+    """A settlement ends after a number of tries, and so never while it is throttled or waits for its turn."""
+
+    def after_ten_tries(entry: Entry, now: float) -> bool:
+        return entry.tries >= 10 and now > entry.began_settling_at + 60
+
+    patch.setattr(ledger_module, "_is_too_old", after_ten_tries)
+
+
+def gives_up_nothing_that_waits(patch: pytest.MonkeyPatch) -> None:
+    """Settlements that wait for their turn wait for ever where the queue carries out none."""
+    patch.setattr(Progress, "is_none", property(lambda self: False))
+
+
+def gives_up_settling_within_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """A settlement ends after a minute, although its lease lasts longer."""
+    patch.setattr(ledger_module, "_is_too_old", lambda entry, now: now > entry.began_settling_at + 60)
+
+
+def loses_what_an_unanswered_delete_deleted(patch: pytest.MonkeyPatch) -> None:
+    """A delete that is refused after one without an answer counts as lost."""
+    answered = Ledger._settlements_answered
+
+    def forgetful(self: Ledger, call: Any, answers: Sequence[EntryAnswer], now: float, *, throttled: bool) -> None:
+        for receipt in call.receipts:
+            if (entry := self._entries.get(receipt)) is not None:
+                entry.delete_unanswered = False
+        answered(self, call, answers, now, throttled=throttled)
+
+    patch.setattr(Ledger, "_settlements_answered", forgetful)
+
+
+def counts_what_expired_as_deleted(patch: pytest.MonkeyPatch) -> None:
+    """What ended by itself is counted as deleted."""
+    end = Ledger._end
+
+    def deleted(self: Ledger, entry: Entry, outcome: Outcome, detail: str = "") -> None:
+        end(self, entry, Outcome.DELETED if outcome is Outcome.EXPIRED else outcome, detail)
+
+    patch.setattr(Ledger, "_end", deleted)
+
+
+def extends_what_it_adopts_by_the_policy(patch: pytest.MonkeyPatch) -> None:
+    """Adoption extends at once, by the policy's visibility timeout, and so shortens what its last holder extended."""
+    adopt = Batch.adopt
+
+    def at_once(self: Batch, written: Any, messages: Iterable[Message] = ()) -> None:
+        adopt(self, written, messages)
+        for receipt in self._receipts():
+            self._driver._ledger.extend_now(receipt)
+
+    def as_the_policy_says(entry: Entry, now: float) -> int:
+        return math.floor(min(entry.policy.extension_seconds(entry, now), entry.ends_at - now))
+
+    patch.setattr(Batch, "adopt", at_once)
+    patch.setattr(Ledger, "_extension_seconds", staticmethod(as_the_policy_says))
+
+
+def passes_on_without_extending(patch: pytest.MonkeyPatch) -> None:
+    """Who stops holding a batch writes it down as it is."""
+
+    async def nothing(self: QueueDriver, receipts: Iterable[Receipt], until: float) -> None:
+        """No call."""
+
+    patch.setattr(QueueDriver, "extend_until", nothing)
+
+
+def writes_the_deadline_that_it_wishes(patch: pytest.MonkeyPatch) -> None:
+    """What is written is what was asked for, whether or not SQS confirmed it."""
+    pass_on = Batch.pass_on
+
+    async def wished(self: Batch, seconds: float) -> WrittenBatch:
+        written = await pass_on(self, seconds)
+        until = written.written_at + seconds
+        return replace(written, leases=tuple(lease.lasting_until(until) for lease in written.leases))
+
+    patch.setattr(Batch, "pass_on", wished)
+
+
+def passes_on_and_keeps(patch: pytest.MonkeyPatch) -> None:
+    """Who stops holding a batch goes on extending it until it is dropped, and later."""
+    patch.setattr(Batch, "forget", lambda self: None)
+
+
+def believes_a_clock_that_is_behind(patch: pytest.MonkeyPatch) -> None:
+    """A calendar before the time of writing counts as no time passed."""
+    _read_by(patch, lambda self, lease, elapsed, now, in_doubt: (elapsed, False))
+
+
+def takes_no_margin_for_clocks(patch: pytest.MonkeyPatch) -> None:
+    """A deadline is believed to its last second."""
+    patch.setattr(plain_leases, "CLOCK_ERROR_SECONDS", 0.0)
+
+
+def counts_the_hours_of_a_wrong_clock(patch: pytest.MonkeyPatch) -> None:
+    """What a calendar says beyond a deadline makes a lease older."""
+    read = WrittenBatch._lease_now
+
+    def older(self: WrittenBatch, lease: Lease, elapsed: float, now: float, *, in_doubt: bool) -> Lease:
+        return replace_struct(
+            read(self, lease, elapsed, now, in_doubt=in_doubt),
+            received_at=now - elapsed - (self.written_at - lease.received_at),
+        )
+
+    patch.setattr(WrittenBatch, "_lease_now", older)
+
+
+def doubts_all_that_it_adopts(patch: pytest.MonkeyPatch) -> None:
+    """No deadline is believed, whatever the clocks say."""
+    _read_by(patch, lambda self, lease, elapsed, now, in_doubt: (elapsed, True))
+
+
+def _read_by(patch: pytest.MonkeyPatch, change: Callable[..., tuple[float, bool]]) -> None:
+    read = WrittenBatch._lease_now
+
+    def changed(self: WrittenBatch, lease: Lease, elapsed: float, now: float, *, in_doubt: bool) -> Lease:
+        elapsed, in_doubt = change(self, lease, elapsed, now, in_doubt)
+        return read(self, lease, elapsed, now, in_doubt=in_doubt)
+
+    patch.setattr(WrittenBatch, "_lease_now", changed)
 
 
 def _instead(answer: EntryAnswer, verdict: Verdict, other: Verdict) -> EntryAnswer:

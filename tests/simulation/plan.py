@@ -9,10 +9,11 @@ from random import Random
 from sqs_lease.core.failure_rules import FailureRule, backoff, dead_letter, expire, release
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
 from sqs_lease.keeper.keeper import Leaving
-from sqs_lease.testing import ServiceChoices
+from sqs_lease.testing import Operation, ServiceChoices
 
 CROWDED_SHARE = 0.01
 LARGE_SHARE = 0.002
+_FAR = (90, 3_600, 43_200, 86_400)
 
 
 class Size(Enum):
@@ -43,6 +44,8 @@ class QueuePlan:
     receivers: int
     """How many collections fill one batch side by side."""
     linger_seconds: float
+    settle_within_seconds: float
+    """How long a settlement may wait for others to fill its call."""
     sends: tuple[tuple[float, str | None], ...]
     """When, and to which message group."""
 
@@ -85,6 +88,10 @@ class FaultPlan:
     """When every call is throttled."""
     denied_deletes: tuple[tuple[float, float], ...]
     """When a policy forbids deletes."""
+    throttled_deletes: tuple[tuple[float, float], ...] = ()
+    """When every delete is throttled, and nothing else."""
+    refused_once: tuple[tuple[float, Operation], ...] = ()
+    """From when on the next call of a kind is refused, and none after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,35 @@ class Reopen(Incident):
     adopts_first: bool
 
 
+class Writing(Enum):
+    """What becomes of the write of a batch that is passed on."""
+
+    DONE = "done"
+    FAILS = "fails"
+    """So the process adopts the batch again itself."""
+    KILLED_BEFORE = "killed before it"
+    KILLED_AFTER = "killed after it"
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn(Incident):
+    """Its batches go to and fro between it and another process, or between two batches of its keeper.
+
+    Attributes:
+        other: The other process; itself, for another batch of the same keeper.
+        turns: How often they are passed on.
+        pause_seconds: How long after each time it is done again.
+        taken_after_seconds: When the next holder reads what is written.
+        writing: What becomes of the last write.
+    """
+
+    other: int
+    turns: int
+    pause_seconds: float
+    taken_after_seconds: float
+    writing: Writing
+
+
 @dataclass(frozen=True, slots=True)
 class WallJump(Incident):
     """Somebody sets its calendar's time."""
@@ -164,6 +200,7 @@ class Plan:
     choices: ServiceChoices
     in_flight_limit: int
     call_timeout_seconds: float
+    handoff_seconds: float
     quiet_after_stall_seconds: float
     work: WorkPlan
     faults: FaultPlan
@@ -176,7 +213,8 @@ class Plan:
         lines = [
             f"seed {self.seed}: {self.size.value}, {self.processes} processes, work "
             f"{'inside' if self.hosted else 'elsewhere'}, calm at {self.calm_at:.0f} s, at most "
-            f"{self.in_flight_limit} in flight, time-out {self.call_timeout_seconds:g} s, {self.choices}",
+            f"{self.in_flight_limit} in flight, time-out {self.call_timeout_seconds:g} s, passed on for "
+            f"{self.handoff_seconds:g} s, {self.choices}, calendars wrong by {self.wall_errors}",
             f"  {self.work}",
             f"  {self.faults}",
             f"  {self.plug_ins}",
@@ -209,6 +247,7 @@ def draw_plan(seed: int) -> Plan:
         ),
         in_flight_limit=random.choice([120_000, 120_000, 120_000, 4]) if small else 120_000,
         call_timeout_seconds=random.choice([2.0, 5.0, 10.0, 10.0]),
+        handoff_seconds=300.0,
         quiet_after_stall_seconds=random.choice([0.0, 3.0]),
         work=WorkPlan(
             shortest_seconds=random.choice([0.0, 1.0, visibility / 2]),
@@ -223,7 +262,63 @@ def draw_plan(seed: int) -> Plan:
         calm_at=calm_at,
         wall_errors=tuple(random.choice([0.0, 0.0, random.uniform(-90, 90)]) for _ in range(8)),
     )
+    plan = _pass_batches_on(plan, Random(f"passing on {seed}"))
+    plan = _refuse_and_throttle(plan, Random(f"refusals {seed}"))
     return plan if small else _fill_slots(plan, Random(f"slots {seed}"))
+
+
+def _pass_batches_on(plan: Plan, random: Random) -> Plan:
+    """Pass batches on by what is written down, between machines that do not agree on the time."""
+    incidents = list(plan.incidents)
+    for _ in range(random.choice([0, 0, 1, 1, 2])):
+        process = random.randrange(plan.processes)
+        other = process if plan.hosted or random.random() < 0.25 else random.randrange(plan.processes)
+        incidents.append(
+            PassOn(
+                random.uniform(0.5, plan.calm_at),
+                process,
+                other,
+                turns=random.choice([1, 2, 5, 20]),
+                pause_seconds=random.choice([0.5, 5.0, 20.0]),
+                taken_after_seconds=random.choice([0.0, 1.0, 5.0, 25.0]),
+                writing=random.choice([Writing.DONE, *Writing]),
+            )
+        )
+    wall_errors = plan.wall_errors
+    match random.choice(["as drawn", "as drawn", "as drawn", "a little", "hours", "hours"]):
+        case "a little":
+            wall_errors = tuple(random.uniform(-2.4, 2.4) for _ in range(8))
+        case "hours":
+            wall_errors = tuple(random.choice([0.0, *(random.uniform(-far, far) for far in _FAR)]) for _ in range(8))
+            for _ in range(random.choice([0, 0, 1, 2])):
+                seconds = random.choice([-1, 1]) * random.choice([3_600.0, 43_200.0, 86_400.0])
+                at = random.uniform(0.5, plan.calm_at)
+                incidents.append(WallJump(at, random.randrange(plan.processes), seconds))
+    return replace(
+        plan,
+        handoff_seconds=random.choice([5.0, 20.0, 60.0, 300.0, 300.0]),
+        incidents=tuple(sorted(incidents, key=lambda incident: incident.at)),
+        wall_errors=wall_errors,
+    )
+
+
+def _refuse_and_throttle(plan: Plan, random: Random) -> Plan:
+    """Refuse single calls, or throttle without an end until it is calm."""
+    kinds = [Operation.DELETE, Operation.CHANGE_VISIBILITY]
+    refused = [(random.uniform(0, plan.calm_at), random.choice(kinds)) for _ in range(random.choice([0, 0, 0, 1, 3]))]
+    faults = replace(plan.faults, refused_once=tuple(sorted(refused, key=lambda one: one[0])))
+    # Where many wait for their turn, a throttled queue leaves most of them without a try for long.
+    seldom = 12 if plan.size is Size.SMALL else 2
+    throttled = random.choice([*(["nothing"] * seldom), "all", "deletes"])
+    calm_at = plan.calm_at
+    if throttled != "nothing":
+        began_at = random.uniform(0, calm_at / 2)
+        calm_at = max(calm_at, began_at + random.choice([100.0, 150.0]))
+        window = ((began_at, calm_at),)
+        all_calls = throttled == "all"
+        faults = replace(faults, throttling=window) if all_calls else replace(faults, throttled_deletes=window)
+    queues = tuple(replace(queue, settle_within_seconds=random.choice([0.0, 0.0, 0.1])) for queue in plan.queues)
+    return replace(plan, queues=queues, faults=faults, calm_at=calm_at)
 
 
 def _fill_slots(plan: Plan, random: Random) -> Plan:
@@ -231,7 +326,9 @@ def _fill_slots(plan: Plan, random: Random) -> Plan:
     (queue,) = plan.queues
     match random.choice(["as drawn", "settlements", "forwards", "forwards"]):
         case "settlements":
-            faults = replace(plan.faults, slow_seconds=(3.0, 8.0), tail=None, outages=(), throttling=())
+            faults = replace(
+                plan.faults, slow_seconds=(3.0, 8.0), tail=None, outages=(), throttling=(), throttled_deletes=()
+            )
             work = replace(plan.work, together=0.0, success=0.9, longest_seconds=40.0)
             queue = replace(queue, calls_per_second=None, batch_size=200)
             return replace(plan, queues=(queue,), faults=faults, work=work, incidents=())
@@ -274,6 +371,7 @@ def _draw_queue(random: Random, number: int, calm_at: float, size: Size) -> Queu
         batch_size=batch_size,
         receivers=random.choice([1, 1, 1, 2]),
         linger_seconds=random.choice([0.0, 0.0, 2.0] if size is Size.SMALL else [2.0, 5.0]),
+        settle_within_seconds=0.0,
         sends=tuple(
             sorted(
                 (

@@ -2,15 +2,19 @@
 
 Around them is the least that a host does, after the Airflow pair: runs are written down in the store, work is
 watched by looking at its state now and then, a settlement is written down before it is begun, and only the
-run's owner settles, not sooner than 5 s after it took the run over or stood still.
+run's owner settles.
+
+A batch goes from one process to the next in one way only, whatever the reason: its holder calls ``pass_on``, writes
+the text of the result into the store and forgets the batch; the next one reads the text and adopts it. After a crash,
+what the dead process wrote last is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,15 +22,17 @@ from typing import Any
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
 from sqs_lease.core.messages import Lease, Message, Receipt
-from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.policies import LastExtension, Never, RenewalPolicy
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
-from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import FaultRule, MemorySqs
 from tests.simulation.journal import Holding, Journal
-from tests.simulation.plan import Plan, QueuePlan, Size
+from tests.simulation.leftovers import leftovers
+from tests.simulation.passing_checks import check_extended, check_read, check_written, optimism_of
+from tests.simulation.plan import Plan, QueuePlan, Size, Writing
 from tests.simulation.plug_ins import Failing, FailingMeter, RecordingRule, with_failures
 from tests.simulation.store import Run, Store, Work
 from tests.simulation.wire import Wire
@@ -34,9 +40,8 @@ from tests.simulation.world import ProcessClock, World, WorldLoop
 
 HEARTBEAT_SECONDS = 5.0
 PRESUMED_DEAD_SECONDS = 20.0
-STALL_SECONDS = 10.0
-TAKEOVER_SECONDS = 5.0
 WAIT_SECONDS = 6.0
+WATCH_SECONDS = 5.0
 MOST_RUNS = {Size.SMALL: 3, Size.CROWDED: 3, Size.LARGE: 4}
 
 
@@ -51,6 +56,8 @@ class Setting:
     journal: Journal
     faults: FaultRule
     queue_urls: Mapping[str, str]
+    die: Callable[[ConsumerProcess], None]
+    """Has a process killed."""
 
     @property
     def calm(self) -> bool:
@@ -72,7 +79,6 @@ class Watched:
     batch: Batch
     policy: RenewalPolicy
     asked: list[Receipt]
-    settle_after: float
     ended: dict[str, tuple[Receipt, Outcome]] = field(default_factory=dict)
     lapses: int = 0
 
@@ -97,6 +103,7 @@ class ConsumerProcess:
         self._receivers: list[Receiver] = []
         self._watched: dict[int, Watched] = {}
         self._leaving = False
+        self._passing: dict[asyncio.Task[None], None] = {}
         # Kept, because the event loop itself holds tasks only weakly.
         self._tasks: list[asyncio.Task[None]] = []
         self._consumers: list[asyncio.Task[None]] = []
@@ -120,7 +127,12 @@ class ConsumerProcess:
     @property
     def idle(self) -> bool:
         """Whether it holds no run, and no lease of one that it is still receiving."""
-        return not self._watched and not self._keeper.holdings()
+        return not self._watched and not self._passing and not self._keeper.holdings()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether calls about leases are under way."""
+        return any(driver._calls for driver in self._keeper._drivers.values())
 
     def shut_down(self, leaving: Leaving) -> None:
         """Ask it to stop."""
@@ -131,6 +143,29 @@ class ConsumerProcess:
     def reopen(self, *, adopts_first: bool) -> None:
         """Have its host put all leases into new batches."""
         self.loop.call_soon(lambda: self._reopen(adopts_first=adopts_first))
+
+    def pass_batches_on(self, writing: Writing, hand: Callable[[Run], None]) -> None:
+        """Have its host pass all batches on; ``hand`` is told of each that is written."""
+
+        def begin() -> None:
+            for watched in self._ours():
+                self._start_passing(self._pass_on(watched, writing, hand))
+
+        self.loop.call_soon(begin)
+
+    def take_over(self, run: Run) -> None:
+        """Have its host take up a run that was passed on, unless another process has it by then."""
+
+        def begin() -> None:
+            if not self._leaving and run.owner is None and not run.done:
+                self._adopt(run)
+
+        self.loop.call_soon(begin)
+
+    def check_leftovers(self, *, at_end: bool) -> None:
+        """Nothing is kept of leases that ended."""
+        for what in leftovers(self._keeper, at_end=at_end):
+            self._journal.violated("1 nothing of an ended lease stays", f"{self.name}: {what}")
 
     async def _main(self) -> None:
         self._start(self._beat())
@@ -152,6 +187,7 @@ class ConsumerProcess:
     async def _beat(self) -> None:
         while True:
             self._store.heartbeats[self.name] = self._world_now()
+            self.check_leftovers(at_end=False)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     # Receiving
@@ -210,11 +246,11 @@ class ConsumerProcess:
             created_at=self._world_now(),
             messages={},
             arrived={},
-            leases={},
             owners=[(self._world_now(), self.name)],
+            settle_within_seconds=queue.settle_within_seconds,
         )
 
-    def _hold(self, run: Run, *, settle_after: float = 0.0) -> Watched:
+    def _hold(self, run: Run) -> Watched:
         asked: list[Receipt] = []
         plug_ins = self._plan.plug_ins
         number = len(self._tasks)
@@ -249,7 +285,7 @@ class ConsumerProcess:
             on_event=happened,
             message_source=messages,
         )
-        watched = Watched(run, batch, policy, asked, settle_after)
+        watched = Watched(run, batch, policy, asked)
         return watched
 
     def _received(self, watched: Watched, reception: Reception) -> None:
@@ -275,19 +311,43 @@ class ConsumerProcess:
         self._write_down(watched)
         self._journal.say(self.name, run, "receives", *received)
 
-    def _note_holdings(self, watched: Watched, leases: Collection[Lease], *, adopted: bool = False) -> None:
+    def _note_holdings(
+        self,
+        watched: Watched,
+        leases: Collection[Lease],
+        *,
+        adopted: bool = False,
+        policy: RenewalPolicy | None = None,
+        optimism: float = 0.0,
+    ) -> None:
         for lease in leases:
             record = self._journal.lease(self.name, lease.receipt)
             record.queue_url = watched.run.queue_url
-            times = (self.clock.world_time(lease.received_at), self.clock.world_time(lease.deadline))
+            held = record.holdings[-1] if record.holdings and not record.is_forgotten else None
+            renewed_at = lease.received_at if lease.renewed_at is None else lease.renewed_at
             record.holdings.append(
-                Holding(self._world_now(), *times, adopted, watched.policy, len(record.forgotten_at))
+                Holding(
+                    self._world_now(),
+                    self.clock.world_time(lease.received_at),
+                    self.clock.world_time(renewed_at),
+                    self.clock.world_time(lease.deadline),
+                    lease.doubtful,
+                    adopted if held is None else held.adopted,
+                    optimism if held is None else held.optimism,
+                    watched.policy if policy is None else policy,
+                    len(record.forgotten_at),
+                    sum(call.ended_at is not None for call in record.calls),
+                )
             )
 
     def _write_down(self, watched: Watched) -> None:
-        watched.run.written_with_error = self.clock.wall_error
-        leases = to_wall_time(watched.batch.leases(), self.clock)
-        watched.run.leases.update((lease.receipt.message_id, lease) for lease in leases)
+        batch = watched.batch
+        self._write(watched.run, WrittenBatch.of(batch.batch_id, batch.leases(), self.clock))
+
+    def _write(self, run: Run, written: WrittenBatch) -> None:
+        run.written = written.encode()
+        run.written_at = self._world_now()
+        run.written_with_error = self.clock.wall_error
 
     # Work
 
@@ -328,13 +388,8 @@ class ConsumerProcess:
 
     async def _watch(self, watched: Watched) -> None:
         run = watched.run
-        asked_at = self.clock.now()
         while not self._leaving:
-            await asyncio.sleep(self._random.uniform(1, 5))
-            now = self.clock.now()
-            if now - asked_at > STALL_SECONDS:
-                watched.settle_after = now + TAKEOVER_SECONDS
-            asked_at = now
+            await asyncio.sleep(self._random.uniform(1, WATCH_SECONDS))
             if self._watched.get(run.number) is not watched:
                 return
             if run.owner != self.name:
@@ -342,8 +397,7 @@ class ConsumerProcess:
                 return
             if self._random.random() < 0.3:
                 self._write_down(watched)
-            if now >= watched.settle_after:
-                self._settle_what_is_finished(watched)
+            self._settle_what_is_finished(watched)
             if run.done:
                 self._drop(watched)
                 return
@@ -353,24 +407,26 @@ class ConsumerProcess:
         self._drop(watched)
 
     def _drop(self, watched: Watched) -> None:
-        self._check_report(watched)
-        for lease in watched.batch.leases():
-            self._journal.lease(self.name, lease.receipt).forgotten_at.append(self._world_now())
+        self._note_end(watched, watched.batch.leases())
         self._keeper.drop(watched.batch)
         if self._watched.get(watched.run.number) is watched:
             del self._watched[watched.run.number]
 
-    def _check_report(self, watched: Watched) -> None:
+    def _note_end(self, watched: Watched, left: Collection[Lease], *, passed_on: bool = False) -> None:
+        """The process stops holding what is left of a batch."""
+        for lease in left:
+            self._journal.lease(self.name, lease.receipt).forgotten_at.append(self._world_now())
         report = watched.batch.report()
-        newest = {lease.receipt.message_id for lease in watched.batch.leases()}
+        newest = {lease.receipt.message_id for lease in left}
+        held = 0 if passed_on else len(newest)
         ended = Counter(outcome for message_id, (_, outcome) in watched.ended.items() if message_id not in newest)
         counted = {outcome: getattr(report, outcome.name.lower()) for outcome in Outcome}
         told = {outcome: ended[outcome] for outcome in Outcome}
-        if counted != told or report.held != len(newest) or report.late != watched.lapses:
+        if counted != told or report.held != held or report.late != watched.lapses:
             self._journal.violated(
                 "5 a report adds up", f"{watched.run} of {self.name}: {report}; told: {told}, {watched.lapses} lapses"
             )
-        if report.received != report.held + sum(counted.values()):
+        if report.received != len(newest) + sum(counted.values()):
             self._journal.violated("5 a report adds up", f"{watched.run} of {self.name}: {report}")
 
     def _settle_what_is_finished(self, watched: Watched) -> None:
@@ -412,7 +468,12 @@ class ConsumerProcess:
         watched.asked.extend(failed)
         self._journal.say(self.name, watched.run, "settles", settlements, "fails with", failed)
         try:
-            await watched.batch.settle({**settlements, **watched.batch.failing("it did not work", failed)})
+            together = {**settlements, **watched.batch.failing("it did not work", failed)}
+            within_seconds = watched.run.settle_within_seconds
+            if self._random.random() < 0.2:
+                watched.batch.begin(together, within_seconds=within_seconds)
+            else:
+                await watched.batch.settle(together, within_seconds=within_seconds)
         except KeeperClosedError:
             return
 
@@ -451,39 +512,95 @@ class ConsumerProcess:
             # It stood still, another process took the run over, and went as well.
             self._forget(known)
         self._store.new_owner(run, self.name, self._world_now())
-        run.calendar_error += abs(self.clock.wall_error - run.written_with_error)
-        leases = from_wall_time(tuple(run.leases.values()), self.clock)
-        self._take_up(run, leases, settle_after=self.clock.now() + TAKEOVER_SECONDS)
+        elapsed = self._world_now() - run.written_at
+        behind = run.written_with_error - self.clock.wall_error
+        run.optimism += optimism_of(elapsed, behind=behind)
+        self._take_up(run, WrittenBatch.decode(run.written), elapsed=elapsed, behind=behind)
 
-    def _take_up(self, run: Run, leases: Sequence[Lease], *, settle_after: float) -> None:
-        """Hold the leases of a run that nobody else holds."""
+    def _take_up(self, run: Run, written: WrittenBatch, *, elapsed: float = 0.0, behind: float = 0.0) -> None:
+        """Hold the leases of a run that no other process holds.
+
+        Args:
+            run: The run.
+            written: What is written of it.
+            elapsed: How long ago that was.
+            behind: By how much this process' calendar is behind that of the writer.
+        """
         # What somebody began to settle is not touched again: it may be another consumer's by now.
         run.unclear.update(run.intents.keys() - run.settled, run.gone_back)
         run.settled.update(run.intents)
-        left = [lease for lease in leases if lease.receipt.message_id not in run.settled]
-        watched = self._hold(run, settle_after=settle_after)
+        left = tuple(lease for lease in written.leases if lease.receipt.message_id not in run.settled)
+        watched = self._hold(run)
         self._journal.say(self.name, "adopts", run, *(lease.receipt for lease in left))
-        watched.batch.adopt(left)
-        self._note_holdings(watched, left, adopted=True)
+        watched.batch.adopt(replace(written, leases=left))
+        held = watched.batch.leases()
+        if watched.batch.batch_id != written.batch_id:
+            self._journal.violated("2 a batch keeps its identity", f"{run} of {self.name}")
+        what = f"of {run} by {self.name}"
+        check_read(self._journal, what, self.clock.now(), replace(written, leases=left), held, elapsed, behind)
+        self._note_holdings(watched, held, adopted=True, optimism=run.optimism)
         self._watched[run.number] = watched
         self._start(self._watch(watched))
 
     def _reopen(self, *, adopts_first: bool) -> None:
-        for watched in tuple(self._watched.values()):
-            if self._leaving or watched.run.owner != self.name:
-                continue
+        for watched in () if self._leaving else self._ours():
             self._journal.say(self.name, "reopens", watched.run)
             leases = watched.batch.leases()
             if not adopts_first:
-                self._forget(watched)
-                self._take_up(watched.run, leases, settle_after=watched.settle_after)
+                self._start_passing(self._pass_on(watched, Writing.DONE, self._adopt))
                 continue
-            again = self._hold(watched.run, settle_after=watched.settle_after)
+            again = self._hold(watched.run)
             again.batch.adopt(leases)
-            self._note_holdings(again, leases, adopted=True)
+            self._note_holdings(again, again.batch.leases(), adopted=True)
             self._keeper.drop(watched.batch)
             self._watched[watched.run.number] = again
             self._start(self._watch(again))
+
+    # Passing on
+
+    def _ours(self) -> list[Watched]:
+        return [watched for watched in self._watched.values() if watched.run.owner == self.name]
+
+    def _start_passing(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._start(coroutine)
+        self._passing[task] = None
+        task.add_done_callback(self._passing.pop)
+        return task
+
+    async def _pass_on(self, watched: Watched, writing: Writing, hand: Callable[[Run], None]) -> None:
+        """Stop holding a run; ``hand`` is told of it once it is written down."""
+        run = watched.run
+        seconds = self._plan.handoff_seconds
+        self._journal.say(self.name, "passes on", run)
+        del self._watched[run.number]
+        now = self._world_now()
+        if not isinstance(run.policy, Never):
+            # A lease that is never extended is not extended by its holder's leaving either.
+            last = LastExtension.of(watched.policy, until=now + seconds, since=now)
+            self._note_holdings(watched, watched.batch.leases(), policy=last)
+        written = await watched.batch.pass_on(seconds)
+        if not isinstance(run.policy, Never) and self._world_now() < now + self._plan.call_timeout_seconds:
+            receipts = [lease.receipt for lease in written.leases]
+            check_extended(self._journal, self.name, receipts, now, seconds)
+        check_written(self._journal, self.name, self.clock, written)
+        self._note_end(watched, written.leases, passed_on=True)
+        self._keeper.drop(watched.batch)
+        if run.owner != self.name:
+            return  # it stood still meanwhile, and another process took the run over
+        self._journal.say(self.name, "has passed on", run, "; the write:", writing.value)
+        match writing:
+            case Writing.FAILS:
+                self._take_up(run, written)
+                return
+            case Writing.KILLED_BEFORE:
+                self._setting.die(self)
+                return
+        self._write(run, written)
+        self._store.new_owner(run, None, self._world_now())
+        if writing is Writing.KILLED_AFTER:
+            self._setting.die(self)
+        else:
+            hand(run)
 
     # Leaving
 
@@ -493,10 +610,20 @@ class ConsumerProcess:
             receiver.stop()
         # Consumers end by themselves; watchers and settlements under way too, or when the keeper closes.
         await asyncio.wait(self._consumers)
-        ours = [watched for watched in self._watched.values() if watched.run.owner == self.name]
+        while self._passing:
+            await asyncio.wait(self._passing)
+        ours = self._ours()
         for watched in tuple(self._watched.values()):
             if watched not in ours:
                 self._forget(watched)
+        if leaving is Leaving.EXTEND:
+            for watched in ours:
+                self._start_passing(self._pass_on(watched, Writing.DONE, lambda run: None))
+            while self._passing:
+                await asyncio.wait(self._passing)
+            await self._keeper.close(Leaving.NOTHING)
+            self.kill()
+            return
         for watched in ours:
             if leaving is Leaving.RELEASE:
                 self._abandon(watched)

@@ -8,9 +8,10 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from sqs_lease.testing import (
@@ -29,9 +30,21 @@ from sqs_lease.testing.service_errors import ACCESS_DENIED, THROTTLED
 from tests.simulation.checks import DRAIN_SECONDS, Checker
 from tests.simulation.journal import Journal, Violation
 from tests.simulation.lease_checks import LeaseChecker
-from tests.simulation.plan import Crash, Freeze, Incident, Plan, QueuePlan, Reopen, Shutdown, WallJump, draw_plan
-from tests.simulation.process import ConsumerProcess, Setting
-from tests.simulation.store import Store
+from tests.simulation.plan import (
+    Crash,
+    Freeze,
+    Incident,
+    PassOn,
+    Plan,
+    QueuePlan,
+    Reopen,
+    Shutdown,
+    WallJump,
+    Writing,
+    draw_plan,
+)
+from tests.simulation.process import WATCH_SECONDS, ConsumerProcess, Setting
+from tests.simulation.store import Run, Store
 from tests.simulation.world import World
 
 
@@ -121,7 +134,7 @@ class _Schedule:
                 max_receive_count=None if dead_letter_url is None else queue.max_receive_count or 1000,
             )
         self._setting = Setting(
-            plan, self.world, self._sqs, self._store, self._journal, self._faults(), self._queue_urls
+            plan, self.world, self._sqs, self._store, self._journal, self._faults(), self._queue_urls, self._die
         )
 
     def run(self) -> Result:
@@ -159,7 +172,7 @@ class _Schedule:
                 for message_id, state in self._sqs.contents(url).items():
                     self._journal.violated("1 nothing is forgotten", f"{message_id} is still {state.value} in {name}")
             for process in self._processes:
-                if not process.gone and not process.idle:
+                if not process.gone and (process.is_calling or not process.idle):
                     self._journal.violated("1 nothing is held for ever", f"{process.name} holds leases still")
             return
         dead_bodies: set[str] = set()
@@ -171,7 +184,16 @@ class _Schedule:
         trail = self._sqs.trail()
         now = self.world.clock.now()
         leases = LeaseChecker(self._plan, trail, self._store, self._journal, away=self._away, ended_at=now)
-        checker = Checker(trail, self._store, self._journal, leases, dead_letter_urls=self._dead_letter_urls)
+        checker = Checker(
+            trail,
+            self._store,
+            self._journal,
+            leases,
+            dead_letter_urls=self._dead_letter_urls,
+            away=self._away,
+            # It looks now and then, or is passing the batch on, which takes a call's time at most.
+            notices_within_seconds=max(WATCH_SECONDS, self._plan.call_timeout_seconds) + 0.1,
+        )
         checker.check(self._bodies, dead_bodies, self._groups)
 
     def _figures(self) -> tuple[object, ...]:
@@ -230,7 +252,18 @@ class _Schedule:
         while not self._drained:
             await asyncio.sleep(5)
             states = [self._sqs.contents(url) for url in self._queue_urls.values()]
-            self._drained = not any(states) and all(process.gone or process.idle for process in self._processes)
+            if not any(states) and all(process.gone or process.idle for process in self._processes):
+                self._drained = await self._is_quiet()
+
+    async def _is_quiet(self) -> bool:
+        """Whether nothing is held, and no call is under way, after a while; check then what is kept."""
+        await asyncio.sleep(2 * self._plan.call_timeout_seconds)
+        left = [process for process in self._processes if not process.gone]
+        if any(process.is_calling or not process.idle for process in left):
+            return False
+        for process in left:
+            process.check_leftovers(at_end=True)
+        return True
 
     async def _cause(self, incident: Incident) -> None:
         await asyncio.sleep(incident.at)
@@ -243,7 +276,7 @@ class _Schedule:
                 process.kill()
                 self._away_from(process, math.inf)
                 await asyncio.sleep(incident.restart_seconds)
-                self._start_process(in_place_of=incident.process)
+                self._start_process(in_place_of=process)
             case Freeze():
                 process.loop.frozen = True
                 self._away_from(process, self.world.clock.now() + incident.seconds)
@@ -253,11 +286,50 @@ class _Schedule:
                 process.shut_down(incident.leaving)
                 self._away_from(process, math.inf)
                 await asyncio.sleep(incident.restart_seconds)
-                self._start_process(in_place_of=incident.process)
+                self._start_process(in_place_of=process)
             case Reopen():
                 process.reopen(adopts_first=incident.adopts_first)
+            case PassOn():
+                await self._pass_to_and_fro(incident)
             case WallJump():
                 process.clock.wall_error += incident.seconds
+
+    async def _pass_to_and_fro(self, incident: PassOn) -> None:
+        here, there = incident.process, incident.other
+        for turn in range(incident.turns):
+            process = self._processes[here]
+            if not process.gone and not process.loop.frozen:
+                writing = incident.writing if turn == incident.turns - 1 else Writing.DONE
+                process.pass_batches_on(writing, partial(self._hand, there, incident.taken_after_seconds))
+            await asyncio.sleep(incident.pause_seconds)
+            here, there = there, here
+
+    def _hand(self, place: int, seconds: float, run: Run) -> None:
+        """Have a process take a run over that was passed on, after a while."""
+
+        _, giver = run.owners[-2]
+
+        def take() -> None:
+            process = self._processes[place]
+            # Work inside a process ends with it, and so does what it passed on to itself.
+            if not process.gone and not (run.hosted and process.name != giver):
+                process.take_over(run)
+
+        self.world.service.call_soon(lambda: self.world.service.call_later(seconds, take))
+
+    def _die(self, process: ConsumerProcess) -> None:
+        """Kill a process at this moment, by its own doing, and start another in its place."""
+        restart_seconds = 10.0
+
+        async def replace_it() -> None:
+            if process.gone:
+                return
+            process.kill()
+            self._away_from(process, math.inf)
+            await asyncio.sleep(restart_seconds)
+            self._start_process(in_place_of=process)
+
+        self.world.service.call_soon(lambda: self.world.service.create_task(replace_it()))
 
     def _thaw(self, process: ConsumerProcess) -> None:
         if process.loop.frozen:
@@ -269,7 +341,9 @@ class _Schedule:
     def _away_from(self, process: ConsumerProcess, until: float) -> None:
         self._away.setdefault(process.name, []).append((self.world.clock.now(), until))
 
-    def _start_process(self, *, in_place_of: int | None = None) -> None:
+    def _start_process(self, *, in_place_of: ConsumerProcess | None = None) -> None:
+        if in_place_of is not None and in_place_of not in self._processes:
+            return  # it was killed while it shut down, and is replaced already
         number = self._started
         self._started += 1
         error = self._plan.wall_errors[number % len(self._plan.wall_errors)]
@@ -278,7 +352,7 @@ class _Schedule:
         if in_place_of is None:
             self._processes.append(process)
         else:
-            self._processes[in_place_of] = process
+            self._processes[self._processes.index(in_place_of)] = process
 
     def _create_dead_letter_queue(self, queue: QueuePlan) -> str | None:
         if not queue.has_dead_letter_queue:
@@ -314,9 +388,27 @@ class _Schedule:
             if queue.calls_per_second is not None:
                 rule = CallRate(queue.calls_per_second, rule, queue_url=self._queue_urls[queue.name])
         rule = Outages(plan.denied_deletes, rule, error=ACCESS_DENIED, operation=Operation.DELETE)
+        rule = Outages(plan.throttled_deletes, rule, error=THROTTLED, operation=Operation.DELETE)
         rule = Outages(plan.throttling, rule, error=THROTTLED)
         rule = Outages(plan.outages, rule, unreachable=plan.unreachable)
+        rule = _RefusedOnce(plan.refused_once, rule)
         return lambda call: NO_FAULT if call.at >= self._plan.calm_at else rule(call)
+
+
+class _RefusedOnce:
+    """Refuses single calls: the first of a kind from a time on."""
+
+    def __init__(self, calls: Sequence[tuple[float, Operation]], otherwise: FaultRule) -> None:
+        self._calls = list(calls)
+        self._otherwise = otherwise
+
+    def __call__(self, call: TransportCall) -> Fault:
+        for one in self._calls:
+            at, operation = one
+            if at <= call.at and operation is call.operation:
+                self._calls.remove(one)
+                return Fault(error=ACCESS_DENIED)
+        return self._otherwise(call)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.messages import Lease, Message
+from sqs_lease.core.messages import Message
 from sqs_lease.core.policies import RenewalPolicy
 
 
@@ -26,10 +26,11 @@ class Run:
 
     Attributes:
         messages: By message id: its newest reception, in the order of the first ones.
-        leases: As last written down by whoever held them; times of the calendar, by that machine's clock.
+        written: The leases, as their last holder wrote them down; empty before that.
+        written_at: When that was.
         owners: Who held it from when on, in order; None for nobody.
         written_with_error: How wrong the calendar was of the machine that wrote the leases down.
-        calendar_error: How far the calendars of those who took it over differed from that, in sum.
+        optimism: By how much the holders may think a lease to last longer than it does, because of their calendars.
         intents: By message id: when it was written down that its settlement begins.
         gone_back: Messages that ended otherwise than by being deleted, here or after a copy was sent elsewhere.
         unclear: Messages that may have gone back before the process took the run over that holds it now.
@@ -45,10 +46,12 @@ class Run:
     messages: dict[str, Message]
     arrived: dict[str, float]
     """By handle: when a process had the message."""
-    leases: dict[str, Lease]
     owners: list[tuple[float, str | None]]
+    settle_within_seconds: float = 0.0
+    written: str = ""
+    written_at: float = 0.0
     written_with_error: float = 0.0
-    calendar_error: float = 0.0
+    optimism: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
     intents: dict[str, float] = field(default_factory=dict)
     gone_back: set[str] = field(default_factory=set)

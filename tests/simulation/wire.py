@@ -20,6 +20,8 @@ from tests.simulation.journal import Journal, Kind, LeaseRecord, SentCall
 from tests.simulation.store import Store
 from tests.simulation.world import World, WorldLoop
 
+ROUNDING_SECONDS = 0.001
+
 _T = TypeVar("_T")
 
 
@@ -122,7 +124,7 @@ class Wire:
         """As the protocol says."""
         fault = self._draw(Operation.SEND, queue_url, 1)
         self._journal.say(self._process, "dead-letters", body, fault)
-        return await self._send(
+        sent = await self._send(
             fault,
             lambda: self._transport.send(
                 queue_url,
@@ -132,6 +134,8 @@ class Wire:
                 deduplication_id=deduplication_id,
             ),
         )
+        self._journal.forwarded.setdefault(self._process, []).append(self._world.clock.now())
+        return sent
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -211,6 +215,9 @@ class Wire:
                 self._journal.violated("3 nothing is released unasked", what)
         elif now > record.began_at and not self._is_release(change) and not self._waits_for_others(record):
             self._journal.violated("3 nothing is extended after it was settled", f"{what}; began: {record.began}")
+        elif record.began is None and now + change.seconds < record.deadline_at(now) - ROUNDING_SECONDS:
+            detail = f"{what}, {record.deadline_at(now) - now:.3f} s were left"
+            self._journal.violated("3 an extension never shortens", detail)
         elif change.seconds == 0 and isinstance(record.began, Delete) and not queue_url.endswith(".fifo"):
             # On FIFO queues a delete may turn into a release, to keep the order.
             self._journal.violated("3 nothing is released unasked", f"{what}; began: {record.began}")

@@ -137,7 +137,7 @@ def _with_lease(drawing: Drawing, x: Scale, entries: Sequence[AuditEntry]) -> No
     for number, entry in enumerate(entry for entry in entries if entry.kind is AuditKind.CHANGED):
         if entry.until is None:
             continue
-        y = 330 + 14 * (number % 2)
+        y = 330 + 11 * (number % 3)
         drawing.dot(x(entry.at), y, "invisible")
         drawing.line((x(entry.at), y), (x(min(entry.until, end_of_attempt[entry.at])), y), "invisible")
     drawing.text(x(first), 372, "Each dot is a call that moves the deadline on.", kind="small")

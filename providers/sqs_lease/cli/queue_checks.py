@@ -146,8 +146,9 @@ def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
             what,
             why="Every message is visible again at once. A lease refuses the queue, unless it is given visibility=."
             if seconds < 1
-            else f"A lease extends when a third is left, {shown_duration(round(left, 1))} here. An extension without "
-            f"an answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can receive the message.",
+            else f"A lease so short extends when two thirds are left, {shown_duration(round(left, 1))} here. An "
+            f"extension without an answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can "
+            "receive the message.",
             change=f"Set it to {shortest} s or more, or give every lease a visibility=.",
             command=queue.setting(VisibilityTimeout=str(shortest)),
         )

@@ -40,11 +40,15 @@ _PROBE_BEYOND_PER_SECOND: Final = 0.1
 SHORTEST_RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 30.0
 
+LAST_TRY_SECONDS: Final = 0.05
+"""How long before a lease's deadline its extension is tried for the last time: an outage may end just before it."""
+
 
 def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, random: Random) -> float:
     """How long to wait before a failed extension is tried again.
 
-    A quarter of what is left, jittered down to an eighth: faster as the deadline nears, so that several tries fit in.
+    A quarter of what is left, jittered down to an eighth: faster as the deadline nears, so that several tries fit in,
+    and the last one :data:`LAST_TRY_SECONDS` before it.
     After the deadline, a sixth of the extension at most: a call without an answer may have been carried out, and then
     the message is invisible for so long from that call on.
 
@@ -57,8 +61,10 @@ def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, 
         Seconds, from 0.2 to 30 (before jitter).
     """
     longest = LONGEST_RETRY_SECONDS if remaining_seconds > 0 else min(LONGEST_RETRY_SECONDS, extension_seconds / 6)
-    delay = max(min(abs(remaining_seconds) / 4, longest), SHORTEST_RETRY_SECONDS)
-    return delay * (0.5 + 0.5 * random.random())
+    delay = max(min(abs(remaining_seconds) / 4, longest), SHORTEST_RETRY_SECONDS) * (0.5 + 0.5 * random.random())
+    last = remaining_seconds - LAST_TRY_SECONDS
+    # Time must go on by more than a rounding error.
+    return last if LAST_TRY_SECONDS / 2 < last < delay else delay
 
 
 def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Random) -> float:

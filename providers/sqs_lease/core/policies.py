@@ -265,8 +265,9 @@ class LastExtension(RenewalPolicy):
 
     Attributes:
         until: Until when the lease is to last.
-        since: When the keeper began to pass it on: an extension that was sent before does not count. A lease in
-            doubt, which is extended by the visibility timeout at most, has had its extension then, too.
+        since: When the keeper began to pass it on: an extension that was sent before does not count, nor does the
+            receive. A lease in doubt, which is extended by the visibility timeout at most, has had its extension then,
+            too.
     """
 
     until: float
@@ -279,7 +280,8 @@ class LastExtension(RenewalPolicy):
 
     def renew_at(self, lease: LeaseTimes) -> float | None:
         """At once, where the lease is shorter."""
-        return None if lease.deadline >= self.until or lease.renewed_at > self.since else self.since
+        was_extended = lease.renewed_at >= self.since and lease.renewed_at > lease.received_at
+        return None if lease.deadline >= self.until or was_extended else self.since
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """What is missing."""

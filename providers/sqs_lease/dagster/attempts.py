@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from threading import Event
@@ -48,6 +49,7 @@ from sqs_lease.dagster.metadata import EARLIER, PREFIX, QUEUE, lease_metadata, l
 from sqs_lease.dagster.step_watch import watch_of
 from sqs_lease.ingestion.job import JobError
 from sqs_lease.keeper.batch import LeaseReport
+from sqs_lease.keeper.session import SettlementError
 
 logger = logging.getLogger(__name__)
 
@@ -272,6 +274,9 @@ class StepLease:
         self._notes = tuple(getattr(error, "__notes__", ()))
         self._raised = type(error).__name__
         if self._batch is not None:
+            # The count is to have what was settled a moment ago; the end of the block tells of refusals.
+            with suppress(SettlementError):
+                self._batch.flush()
             self._when_raised = self._batch.report()
         if self._watch is not None:
             self._watch.raised(self._raised)

@@ -141,11 +141,14 @@ def sqs_lease_check_result(
         ValueError: ``max_failed`` is negative.
     """
     _check_limit("max_failed", max_failed)
+    is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
+    if is_open:
+        # So that the counts have what failed a moment ago.
+        batch.flush()
     if isinstance(batch, RunBatch):
         counts = _counts(work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
     else:
         counts = _counts(lease_metadata(batch))
-    is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
     if is_open:
         # What is held may yet be settled; only what SQS refused will not be.
         counts[UNSETTLED] = batch.report().failed

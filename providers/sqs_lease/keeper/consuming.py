@@ -43,6 +43,9 @@ FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 """The pauses after a receive that failed: each is twice as long as the one before, up to the longest."""
 
+LONGEST_POLL_SECONDS: Final = 5
+"""The longest poll of a consumer: so long it may take to stop, for a poll that was sent is never cancelled."""
+
 MOST_BATCHES: Final = 32
 """Most batches that are worked on at once: each receives by long polls, which have half of a client's connections."""
 

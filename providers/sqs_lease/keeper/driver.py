@@ -121,7 +121,8 @@ class QueueDriver:
         self._context = copy_context()
         self._soon: asyncio.Handle | None = None  # a look that is about to happen
         self._timer: asyncio.TimerHandle | None = None  # one that is planned
-        self._wakes_by = self._calls_from = clock.now()
+        self._wakes_by = math.inf  # before the first lease there is nothing to be late for
+        self._calls_from = clock.now()
 
     # What the keeper's batches ask for
 
@@ -203,8 +204,7 @@ class QueueDriver:
         """
         self._leaving[owner] = list(receipts)
         self._forget_some()
-        if self._leaving:
-            self._kick()
+        self._kick()
 
     def _forget_some(self) -> None:
         owner, receipts = next(iter(self._leaving.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sqs_lease.clock import Clock
+from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.receiver import Receiver
@@ -19,11 +20,21 @@ class OpenQueue:
         transport: Where the calls go; it is closed with the queue.
         queue: The queue's name, ARN or URL.
         policy: When to extend; a visibility timeout that it lacks is the queue's own.
+        longest_poll_seconds: How long a poll waits at most.
         clock: The source of time; the machine's by default.
     """
 
-    def __init__(self, transport: Transport, queue: str, policy: RenewalPolicy, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        queue: str,
+        policy: RenewalPolicy,
+        *,
+        longest_poll_seconds: int = MAX_WAIT_SECONDS,
+        clock: Clock | None = None,
+    ) -> None:
         self.queue = queue
+        self._longest_poll_seconds = longest_poll_seconds
         self.policy = policy
         self.keeper = Keeper(transport, clock=clock, meter=open_telemetry_meter())
         self._transport = transport
@@ -60,8 +71,13 @@ class OpenQueue:
             url = await self._transport.queue_url(self.queue)
             if self.policy.visibility is None:
                 self.policy = self.policy.for_queue((await self._transport.queue_attributes(url)).visibility_seconds)
-            seconds = self.policy.visibility_seconds
-            self._receiver = Receiver(self._transport, url, visibility_seconds=seconds, clock=self.keeper.clock)
+            self._receiver = Receiver(
+                self._transport,
+                url,
+                visibility_seconds=self.policy.visibility_seconds,
+                longest_poll_seconds=self._longest_poll_seconds,
+                clock=self.keeper.clock,
+            )
             if self._is_stopped:
                 self._receiver.stop()
 

@@ -67,9 +67,6 @@ logger = logging.getLogger(__name__)
 MAX_POLLS: Final = 10
 """The most long polls that one collection has in flight."""
 
-LONGEST_STREAM_POLL_SECONDS: Final = 5
-"""The longest poll of a consumer: so long it may take to stop, for a poll that was sent is never cancelled."""
-
 LOST_ANSWER_SECONDS: Final = 10.0
 """How long a collection asks again for the lost answers of a FIFO queue, counted from the end of its waiting."""
 
@@ -121,6 +118,7 @@ class Receiver:
         transport: Makes the calls.
         queue_url: The queue's URL.
         visibility_seconds: The visibility timeout of the messages received, in whole seconds, 1 to 43 200.
+        longest_poll_seconds: How long a poll waits at most, 0 to 20; 20 by default. Stopping takes so long, too.
         clock: The source of time; the machine's by default. Reception times are readings of its ``now``.
         random: The source of jitter and attempt ids; a fresh one by default.
 
@@ -134,6 +132,7 @@ class Receiver:
         queue_url: str,
         *,
         visibility_seconds: int,
+        longest_poll_seconds: int = MAX_WAIT_SECONDS,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -142,6 +141,8 @@ class Receiver:
         self.queue_url = queue_url
         self._transport = transport
         self._visibility_seconds = visibility_seconds
+        # No lease is old when it arrives: see the module's docstring.
+        self._longest_poll_seconds = min(longest_poll_seconds, max(visibility_seconds // 3, 1))
         self._clock: Clock = SystemClock() if clock is None else clock
         self._random = Random() if random is None else random
         self._collections: set[_Collection] = set()
@@ -178,6 +179,7 @@ class Receiver:
             self._transport,
             self.queue_url,
             visibility_seconds=self._visibility_seconds,
+            longest_poll_seconds=self._longest_poll_seconds,
             clock=self._clock,
             random=self._random,
             max_messages=max_messages,
@@ -204,6 +206,7 @@ class Receiver:
             self._transport,
             self.queue_url,
             visibility_seconds=self._visibility_seconds,
+            longest_poll_seconds=self._longest_poll_seconds,
             clock=self._clock,
             random=self._random,
             room=room,
@@ -244,6 +247,7 @@ class _Collection:
         queue_url: str,
         *,
         visibility_seconds: int,
+        longest_poll_seconds: int,
         clock: Clock,
         random: Random,
         max_messages: int,
@@ -255,7 +259,7 @@ class _Collection:
         self._queue_url = queue_url
         self._fifo = queue_url.endswith(FIFO_SUFFIX)
         self._visibility_seconds = visibility_seconds
-        self._longest_poll_seconds = min(MAX_WAIT_SECONDS, max(visibility_seconds // 3, 1))
+        self._longest_poll_seconds = longest_poll_seconds
         self._clock = clock
         self._random = random
         self._max_messages = max_messages
@@ -536,6 +540,7 @@ class Stream(_Collection):
         queue_url: str,
         *,
         visibility_seconds: int,
+        longest_poll_seconds: int,
         clock: Clock,
         random: Random,
         room: Callable[[], int],
@@ -545,6 +550,7 @@ class Stream(_Collection):
             transport,
             queue_url,
             visibility_seconds=visibility_seconds,
+            longest_poll_seconds=longest_poll_seconds,
             clock=clock,
             random=random,
             max_messages=0,
@@ -553,7 +559,6 @@ class Stream(_Collection):
             on_received=on_received,
         )
         self._room = room
-        self._longest_poll_seconds = min(self._longest_poll_seconds, LONGEST_STREAM_POLL_SECONDS)
 
     def look(self) -> None:
         """Ask for the room again: there may be more of it."""

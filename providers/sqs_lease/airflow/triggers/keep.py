@@ -1,7 +1,7 @@
 """The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
 
 It takes the batch from the trigger that received it when that ran in this process, and otherwise takes it over from
-its arguments: it holds the leases itself and extends them at once. How it ends:
+its arguments: it holds the leases itself and extends them when they are due. How it ends:
 
 - Everything was settled (or lost): it publishes the report and ends its task as successful.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,

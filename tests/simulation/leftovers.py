@@ -1,0 +1,41 @@
+"""What keepers keep of leases that ended: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from contextvars import Context
+
+from sqs_lease.core.ledger import Ledger
+from sqs_lease.keeper.driver import QueueDriver
+from sqs_lease.keeper.keeper import Keeper
+
+
+def leftovers(keeper: Keeper, *, at_end: bool) -> Iterator[str]:
+    """Name the containers of drivers and ledgers that hold something although no lease is held.
+
+    Args:
+        keeper: The keeper.
+        at_end: Whether nothing will happen any more. Before that, calls may be under way, and leases may be left to
+            forget.
+    """
+    for driver in keeper._drivers.values():
+        ledger = driver._ledger
+        due = ledger.next_due()  # each look at what is due drops what is stale
+        busy = len(ledger) or driver._calls or driver._leaving
+        if busy and not at_end:
+            continue
+        for owner in (driver, ledger):
+            yield from (f"{type(owner).__name__}.{name} of {driver._queue_url}" for name in _filled(owner))
+        if due is not None:
+            yield f"calls are due on {driver._queue_url}"
+
+
+def _filled(owner: QueueDriver | Ledger) -> Iterator[str]:
+    for name, kept in vars(owner).items():
+        if isinstance(kept, str | Context):
+            continue
+        inner = list(kept.values()) if isinstance(kept, dict) else []
+        # A table of containers has a fixed set of keys; what counts is in them.
+        containers = inner if inner and all(isinstance(one, Sized) for one in inner) else [kept]
+        if any(isinstance(one, Sized) and len(one) for one in containers):
+            yield name
