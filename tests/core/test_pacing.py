@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from sqs_lease.core.pacing import (
+    LAST_TRY_SECONDS,
     SLOWEST_CALLS_PER_SECOND,
     CallPacing,
     extension_retry_seconds,
@@ -83,9 +84,13 @@ def test_a_settlement_waits_no_longer_than_a_quarter_of_what_its_lease_has_left(
     assert max(settlement_retry_seconds(9, 8.0, Random(seed)) for seed in range(20)) <= 2.0
 
 
-@pytest.mark.parametrize(("left", "longest"), [(80.0, 20.0), (10.0, 2.5), (0.1, 0.2), (1_000.0, 30.0), (-600.0, 5.0)])
+@pytest.mark.parametrize(("left", "longest"), [(80.0, 20.0), (10.0, 2.5), (1_000.0, 30.0), (-600.0, 5.0)])
 def test_an_extension_waits_for_a_quarter_of_what_is_left_or_a_sixth_of_what_was_asked_for(
     left: float, longest: float
 ) -> None:
     for seed in range(20):
         assert longest / 2 <= extension_retry_seconds(left, 30.0, Random(seed)) <= longest
+
+
+def test_an_extension_is_tried_for_the_last_time_just_before_the_deadline() -> None:
+    assert {extension_retry_seconds(0.1, 30.0, Random(seed)) for seed in range(20)} == {0.1 - LAST_TRY_SECONDS}

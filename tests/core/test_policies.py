@@ -66,9 +66,14 @@ def test_the_default_visibility_timeout_is_the_shortest_of_which_a_takeover_is_l
 def test_the_last_extension_is_made_once_and_only_where_the_lease_is_shorter() -> None:
     policy = LastExtension.of(Growing(visibility=30), until=100.0, since=50.0)
 
+    def entry(renewed_at: float, deadline: float) -> Entry:
+        return Entry(Lease(Receipt("m", "h"), 0.0, deadline, renewed_at=renewed_at), policy, 1)
+
     def renewed(at: float, deadline: float) -> float | None:
-        return policy.renew_at(Entry(Lease(Receipt("m", "h"), 0.0, deadline, renewed_at=at), policy, 1))
+        return policy.renew_at(entry(at, deadline))
 
     assert renewed(40.0, 70.0) == 50.0
     assert renewed(50.5, 70.0) is None, "it was made, and confirmed less"
+    assert renewed(0.0, 30.0) == 50.0, "it was received, and not extended yet"
+    assert LastExtension.of(policy, until=100.0, since=0.0).renew_at(entry(0.0, 30.0)) == 0.0, "just received"
     assert renewed(40.0, 100.0) is None, "it lasts so long already"

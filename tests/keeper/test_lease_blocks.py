@@ -237,7 +237,7 @@ class TestABlockThatIsDropped:
         eventually(lambda: bool(told))
         owner = weakref.ref(loader)
         del loader
-        for _ in range(300):
+        for _ in range(50):
             # The listener's thread may be at the end of the call that told it.
             gc.collect()
             if owner() is None:

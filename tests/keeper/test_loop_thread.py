@@ -76,6 +76,29 @@ def test_one_who_is_interrupted_before_he_waits_waits_for_the_end_of_what_began_
     assert work.ended.is_set()
 
 
+def test_one_who_is_interrupted_waits_also_where_the_end_takes_a_while(
+    host: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = Event(), Event()
+
+    async def ends_slowly() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+            ended.set()
+
+    def ask(request: Callable[[], Any]) -> None:
+        request()
+        assert begun.wait(60)
+
+    interrupted_once(monkeypatch, host, ask)
+    with pytest.raises(KeyboardInterrupt):
+        host.run(ends_slowly())
+    assert ended.is_set()
+
+
 def test_what_was_not_asked_for_before_the_interruption_never_begins(
     host: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -606,6 +606,13 @@ PACING: Final = (
         (_PACING,),
     ),
     Mutant(
+        "an extension is not tried just before the deadline",
+        "core/pacing.py",
+        "return last if LAST_TRY_SECONDS / 2 < last < delay else delay",
+        "return delay",
+        (_PACING,),
+    ),
+    Mutant(
         "a settlement that fails is tried again at once each time",
         "core/pacing.py",
         "delay = min(SHORTEST_RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LONGEST_RETRY_SECONDS)",
@@ -723,15 +730,22 @@ POLICIES: Final = (
     Mutant(
         "the last extension of a keeper is repeated",
         "core/policies.py",
-        "return None if lease.deadline >= self.until or lease.renewed_at > self.since else self.since",
+        "return None if lease.deadline >= self.until or was_extended else self.since",
         "return None if lease.deadline >= self.until else self.since",
         (_LEASE_ENDS,),
     ),
     Mutant(
+        "a receive counts as the last extension of a keeper",
+        "core/policies.py",
+        "was_extended = lease.renewed_at >= self.since and lease.renewed_at > lease.received_at",
+        "was_extended = lease.renewed_at >= self.since",
+        (_POLICIES,),
+    ),
+    Mutant(
         "the last extension of a keeper also extends what lasts longer",
         "core/policies.py",
-        "return None if lease.deadline >= self.until or lease.renewed_at > self.since else self.since",
-        "return None if lease.renewed_at > self.since else self.since",
+        "return None if lease.deadline >= self.until or was_extended else self.since",
+        "return None if was_extended else self.since",
         (_LEASE_ENDS,),
     ),
     Mutant(
@@ -1190,8 +1204,8 @@ RECEIVING: Final = (
     Mutant(
         "a poll waits for as long as the visibility timeout",
         "keeper/receiver.py",
-        "min(MAX_WAIT_SECONDS, max(visibility_seconds // 3, 1))",
-        "min(MAX_WAIT_SECONDS, visibility_seconds)",
+        "min(longest_poll_seconds, max(visibility_seconds // 3, 1))",
+        "min(longest_poll_seconds, visibility_seconds)",
         (_RECEIVING,),
     ),
     Mutant(
@@ -1523,7 +1537,7 @@ LISTENERS: Final = (
         "keeper/listening.py",
         "self._listener = weakref.ref(listener)",
         "self._listener = lambda: listener",
-        (f"{_BLOCKS}::TestABlockThatIsDropped",),
+        (f"{_BLOCKS}::TestABlockThatIsDropped::test_nor_does_one_keep_its_owner_alive_where_the_block_is_never_left",),
     ),
 )
 
@@ -1571,7 +1585,7 @@ LOOP_THREADS: Final = (
         "keeper/loop_thread.py",
         "                    wait_for([result])\n                raise",
         "                raise",
-        (f"{_BLOCKS}::TestAnEndThatIsInterrupted",),
+        (_LOOP,),
     ),
     Mutant(
         "a thread may wait for itself",
