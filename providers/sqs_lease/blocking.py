@@ -270,6 +270,7 @@ class _OpenLease:
         self._listener = None if on_event is None else Listener(on_event)
         listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
         self.session = LeaseSession(opened.queue, settings, listening, closes_queue=closes_queue)
+        self._opened = opened  # a consumer that is dropped lives as long as its leases
         self._host = opened.host
         self._closes_queue = closes_queue
         self._settling = Inbox(self._host, self.session.begin_all)
@@ -609,6 +610,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         self._client = client
         self._opening = threading.Lock()
         self._opened: _Opened | None = None
+        self._dropped: weakref.finalize[..., _Opened] | None = None
         self._is_running = False
         self._is_closed = False
         self._stopping = threading.Event()
@@ -779,7 +781,8 @@ class Consumer(AbstractContextManager["Consumer"]):
         self._is_closed = True
         self.stop()
         opened, self._opened = self._opened, None
-        if opened is not None:
+        if opened is not None and self._dropped is not None:
+            self._dropped.detach()
             try:
                 with suppress(LoopThreadError):
                     opened.host.run(opened.queue.close())
@@ -792,7 +795,10 @@ class Consumer(AbstractContextManager["Consumer"]):
                 raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
             if self._opened is None:
                 seconds = consuming.LONGEST_POLL_SECONDS
-                self._opened = _Opened(self._settings, self._client, longest_poll_seconds=seconds)
+                opened = self._opened = _Opened(self._settings, self._client, longest_poll_seconds=seconds)
+                self._dropped = weakref.finalize(opened, _close_dropped, opened.host, opened.queue)
+                # An interpreter that ends does not wait for it.
+                self._dropped.atexit = False
             return self._opened
 
     @contextmanager
@@ -833,6 +839,11 @@ class Consumer(AbstractContextManager["Consumer"]):
         if errors:
             raise errors[0]
         return threads
+
+
+def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
+    """Close what a consumer opened that was dropped, and all of its leases, without waiting for it."""
+    host.end_after(queue.close())
 
 
 def _nothing() -> None:

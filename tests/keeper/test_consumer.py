@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import subprocess
@@ -456,6 +457,21 @@ def test_a_program_that_drops_a_lease_of_a_consumer_gives_its_messages_back(orde
     with Consumer("orders", linger=0) as consumer:
         consumer.lease().__enter__()
         eventually(lambda: orders.queue.visible == ["a"])
+
+
+def test_a_consumer_that_is_dropped_ends_its_thread_and_its_client(orders: Orders) -> None:
+    orders.queue.send("a")
+    before = set(threading.enumerate())
+    consumer = Consumer("orders", wait=0, linger=0)
+    with consumer.lease() as batch:
+        del consumer
+        gc.collect()
+        batch.succeed(batch)
+        batch.flush()
+    del batch
+    gc.collect()
+    eventually(lambda: not [one for one in set(threading.enumerate()) - before if one.name.startswith("sqs-lease")])
+    assert orders.queue.deleted == 1
 
 
 def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
