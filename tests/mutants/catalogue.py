@@ -683,7 +683,7 @@ POLICIES: Final = (
         "core/policies.py",
         "return max(self.visibility_seconds, math.floor(grown))",
         "return self.visibility_seconds",
-        (_TIMELINES,),
+        (f"{_TIMELINES}::test_growing_calls_grow_with_the_logarithm_of_the_job_until_the_ceiling",),
     ),
     Mutant(
         "a part of a second of a visibility timeout is cut off",
@@ -1607,13 +1607,6 @@ LOOP_THREADS: Final = (
         "                self._loop.call_soon_threadsafe(start, context=Context())\n                return",
         "                self._loop.call_soon_threadsafe(start)\n                return",
         (_LOOP,),
-    ),
-    Mutant(
-        "a forked child waits for a thread that it has not",
-        "keeper/loop_thread.py",
-        '        if self._process != os.getpid():\n            raise LoopThreadError(\n                f"The thread',
-        '        if False:\n            raise LoopThreadError(\n                f"The thread',
-        (f"{_LOOP}::TestWhoWouldWaitForEverGetsAnError::test_in_a_forked_child",),
     ),
     Mutant(
         "the last calls are not made before the thread ends",
