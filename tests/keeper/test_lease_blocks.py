@@ -306,6 +306,30 @@ print(next(suspended))
         assert (ended.stdout, ended.stderr) == ("a\n", "")
 
 
+class TestAMessageThatIsSettledTwice:
+    @pytest.mark.parametrize("first", ["succeed", "fail", "release"])
+    def test_what_was_asked_first_counts_also_where_both_reach_the_keeper_together(
+        self, orders: Orders, first: str
+    ) -> None:
+        orders.queue.send("a")
+        both_asked = Event()
+        with lease("orders", linger=0, on_failure=dead_letter()) as batch:
+            assert isinstance(batch, blocking.OwnLeasedBatch)
+            ask = {
+                "succeed": lambda: batch.succeed(batch),
+                "fail": lambda: batch.fail(batch, "cannot be read"),
+                "release": lambda: batch.release(batch),
+            }
+            batch._lease._host.post(lambda: both_asked.wait(60))
+            ask.pop(first)()
+            for settle in ask.values():
+                settle()
+            both_asked.set()
+        report = batch.report()
+        ends = {"succeed": report.deleted, "fail": report.dead_lettered, "release": report.released}
+        assert ends == {**dict.fromkeys(ends, 0), first: 1}
+
+
 class TestABlockThatRaises:
     def test_a_group_of_message_failed_fails_the_messages_of_all_and_no_others(self, orders: Orders) -> None:
         orders.queue.send("a", "b", "c")

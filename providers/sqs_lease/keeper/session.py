@@ -244,7 +244,8 @@ class LeaseSession:
     def begin_all(self, settlements: Sequence[Mapping[Receipt, Settlement]]) -> None:
         """Begin to settle messages that :meth:`decide` took in."""
         if not self._closed:
-            together = {receipt: each[receipt] for each in settlements for receipt in each}
+            # As decided, not as asked last: several decisions about one message may come by one wake of the loop.
+            together = {receipt: self._decided[receipt] for each in settlements for receipt in each}
             self.batch.begin(together, within_seconds=GATHERED_SECONDS)
 
     async def flush(self) -> None:
