@@ -197,6 +197,25 @@ class TestCallRate:
         service.run_until(60)
         assert service.lapses() == 0
 
+    def test_a_lapsed_lease_has_every_eighth_call_of_a_paced_queue_also_where_nothing_is_settled(
+        self,
+    ) -> None:
+        ledger = Ledger(Random(0))
+        for receipt in receipts(300):
+            ledger.hold(Lease(receipt, 0, 110), Fixed(visibility=100, every=1))
+        lapsed = Receipt("lapsed", "handle")
+        ledger.hold(Lease(lapsed, 0, 9), Fixed(visibility=100, every=1))
+        for number, call in enumerate(ledger.due(10, 6)):
+            ledger.report(call, answers(call, Verdict.DONE if number < 3 else Verdict.THROTTLED), 10)
+        now, calls = 10.0, list[Call]()
+        while len(calls) < 9:
+            now = max(now, ledger.next_due() or now)
+            for call in ledger.due(now, 1):
+                calls.append(call)
+                ledger.report(call, answers(call, Verdict.DONE), now)
+        assert 11 < now < 13, "calls are spaced"
+        assert any(lapsed in call.receipts for call in calls)
+
 
 class TestSlowAnswers:
     @pytest.mark.parametrize("answer_seconds", [1.2, 3.0, 8.0])

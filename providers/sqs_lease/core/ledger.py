@@ -724,7 +724,7 @@ class Ledger:
             return (self._settlement_call,)
         if not self._pacing.is_pacing:
             return (self._live_call, self._lapsed_call, self._settlement_call)
-        if self._calls_since_settlement >= _PASSED_OVER:
+        if self._calls_since_settlement >= _PASSED_OVER and self._wants_settlement():
             return (self._settlement_call, self._live_call, self._lapsed_call)
         if self._calls_since_lapsed >= _PASSED_OVER:
             first = self._live.first()
