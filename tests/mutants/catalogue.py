@@ -1331,6 +1331,13 @@ SESSIONS: Final = (
         (_ASYNC,),
     ),
     Mutant(
+        "a message that was settled twice follows the last",
+        "keeper/session.py",
+        "self._decided.setdefault(receipt, settlement)",
+        "self._decided[receipt] = settlement",
+        (_BLOCKS,),
+    ),
+    Mutant(
         "an interruption while a block settles stops what was decided",
         "keeper/session.py",
         "            await to_its_end(_at_most(settling, GIVE_BACK_SECONDS))\n",

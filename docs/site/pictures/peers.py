@@ -7,7 +7,7 @@ import re
 from benchmarks.peers.results import FailingWork, Results, load
 from docs.site.pictures.drawing import Drawing, Scale, Style
 
-OURS = "ours"
+OURS = ("ours", "consumer")
 """How the names of our own rows begin."""
 
 
