@@ -223,9 +223,16 @@ SLOTS: Final = (
         (_LEDGER, _SLOTS, _CALL_RATE),
     ),
     Mutant(
+        "lapsed leases starve on a paced queue where nothing is settled",
+        "core/ledger.py",
+        "if self._calls_since_settlement >= _PASSED_OVER and self._wants_settlement():",
+        "if self._calls_since_settlement >= _PASSED_OVER:",
+        ("tests/core/test_scheduling.py::TestCallRate",),
+    ),
+    Mutant(
         "settlements starve behind extensions on a paced queue",
         "core/ledger.py",
-        "if self._calls_since_settlement >= _PASSED_OVER:",
+        "if self._calls_since_settlement >= _PASSED_OVER and self._wants_settlement():",
         "if False:",
         (_CALL_RATE,),
     ),
