@@ -227,7 +227,7 @@ SLOTS: Final = (
         "core/ledger.py",
         "if self._calls_since_settlement >= _PASSED_OVER and self._wants_settlement():",
         "if self._calls_since_settlement >= _PASSED_OVER:",
-        ("tests/core/test_scheduling.py::TestCallRate",),
+        (f"{_CALL_RATE}::test_a_lapsed_lease_has_every_eighth_call_of_a_paced_queue_also_where_nothing_is_settled",),
     ),
     Mutant(
         "settlements starve behind extensions on a paced queue",
