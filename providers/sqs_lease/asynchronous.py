@@ -479,7 +479,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             works: asyncio.Queue[Work] = asyncio.Queue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
-            consumption = Consuming(queue, self._settings, listening, works.put_nowait)
+            consumption = Consuming(queue, self._settings, listening, works.put_nowait, concurrency=concurrency)
 
             async def work_until_cancelled() -> None:
                 while True:

@@ -660,7 +660,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
-            consumption = Consuming(opened.queue, self._settings, listening, works.put)
+            consumption = Consuming(opened.queue, self._settings, listening, works.put, concurrency=concurrency)
             ends = Inbox(opened.host, consumption.ended)
 
             def work_until_stopped() -> None:

@@ -128,6 +128,20 @@ class TestSingleMessages:
         together = threading.Barrier(3, timeout=60)
         run_until(orders, lambda: orders.queue.deleted == 3, lambda _: together.wait(), concurrency=3)
 
+    def test_workers_that_are_free_get_messages_while_the_others_work_on(self, orders: Orders) -> None:
+        orders.queue.send("a", "b", "c")
+        together = threading.Barrier(8, timeout=60)
+        begun: list[str] = []
+
+        def work(message: Message) -> None:
+            begun.append(message.body)
+            if len(begun) == 3:
+                orders.queue.send(*"defgh")
+            together.wait()
+
+        run_until(orders, lambda: orders.queue.deleted == 8, work, max_messages=8, concurrency=8)
+        assert sorted(begun) == list("abcdefgh")
+
     def test_the_listener_is_told(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
         told: list[LeaseEvent] = []

@@ -83,6 +83,7 @@ class Consuming:
         settings: What the user asked for; ``max_messages`` is the most that are in hand at once.
         listening: Tells the user's listener; None without one.
         give: Called in the loop with each message that a worker may claim now.
+        concurrency: How many workers there are.
     """
 
     def __init__(
@@ -91,11 +92,14 @@ class Consuming:
         settings: LeaseSettings,
         listening: ListenerThread | None,
         give: Callable[[Work], object],
+        *,
+        concurrency: int,
     ) -> None:
         self._queue = queue
         self._settings = settings
         self._listening = listening
         self._give = give
+        self._concurrency = concurrency
         self._lease_log = LeaseLog(settings.queue)
         self._is_fifo = False
         self._stream: Stream | None = None
@@ -198,7 +202,11 @@ class Consuming:
     def _room(self) -> int:
         most = self._settings.options.max_messages
         room = most - len(self._works)
-        return room if room >= min(MAX_BATCH_ENTRIES, most) or not self._unclaimed else 0
+        if room >= min(MAX_BATCH_ENTRIES, most):
+            return room
+        # Not whether any is unclaimed: a worker that is free takes its time to claim one, and does not tell of it.
+        offered = len(self._works) - sum(map(len, self._lines.values()))
+        return room if offered <= self._concurrency else 0
 
     def _received(self, reception: Reception) -> None:
         settings = self._settings
