@@ -714,16 +714,17 @@ class Consumer(AbstractContextManager["Consumer"]):
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        blocks: dict[LeaseBlock, None] = {}  # those that are open
+        blocks: dict[LeaseBlock, None] = {}  # those that are worked on
         was_answered = threading.Event()
 
         def work_until_stopped() -> None:
             pause_seconds = FIRST_PAUSE_SECONDS
             while not self._stopping.is_set():
                 block = self.lease()
-                blocks[block] = None
                 try:
                     with block as batch:
+                        # Not while it receives: that ends by itself, and what its polls bring must find it open.
+                        blocks[block] = None
                         was_answered.set()
                         pause_seconds = FIRST_PAUSE_SECONDS
                         if batch and self._stopping.is_set():
@@ -740,7 +741,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
                 finally:
-                    del blocks[block]
+                    blocks.pop(block, None)
 
         def give_back() -> None:
             for block in tuple(blocks):
@@ -750,10 +751,13 @@ class Consumer(AbstractContextManager["Consumer"]):
         with self._running(concurrency, MOST_BATCHES, stop_within) as (opened, seconds):
             late = threading.Timer(seconds, give_back)
             late.daemon = True
+            to_start = [late]
 
             def on_stop() -> None:
                 opened.host.post(opened.queue.stop_receiving)
-                late.start()
+                # Two threads, or a thread and a signal handler, may stop it at the same time.
+                with suppress(IndexError):
+                    to_start.pop().start()
 
             self._on_stop = on_stop
             if self._stopping.is_set():

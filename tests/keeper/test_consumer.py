@@ -455,6 +455,45 @@ class TestBatches:
             consumer.run_batches(work, stop_within=0.05)
         assert orders.queue.visible == ["a"]
 
+    def test_what_a_poll_brings_after_the_end_of_the_time_to_stop_goes_back(
+        self, orders: Orders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(consuming, "LONGEST_POLL_SECONDS", 20)
+        polls = Event()
+
+        def note(call: TransportCall) -> Fault:
+            if call.operation is Operation.RECEIVE:
+                polls.set()
+            return NO_FAULT
+
+        orders.faults = note
+        with Consumer("orders", linger=0) as consumer:
+
+            def stop() -> None:
+                assert polls.wait(60)
+                consumer.stop()
+                # Until the time is over: its timer is the only thread that does not stay.
+                eventually(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+                orders.queue.send("a")
+
+            stopping = Thread(target=stop)
+            stopping.start()
+            consumer.run_batches(lambda _: None, stop_within=0)
+            stopping.join(60)
+        assert orders.queue.visible == ["a"]
+
+    def test_two_that_stop_it_at_the_same_time_do_not_disturb_each_other(self, orders: Orders) -> None:
+        with Consumer("orders", max_messages=1, wait=0) as consumer:
+            orders.queue.send("a")
+
+            def work(batch: LeasedBatch) -> None:
+                # As when a signal comes in the middle of stop().
+                consumer._on_stop()
+                consumer.stop()
+
+            consumer.run_batches(work)
+        assert orders.queue.deleted == 1
+
     def test_leases_of_one_consumer_share_its_client(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
         with Consumer("orders", max_messages=1, wait=0) as consumer:
