@@ -180,6 +180,27 @@ def test_work_of_a_few_milliseconds_is_settled_by_calls_of_ten(program: Program)
     assert deletes <= 4
 
 
+def test_a_group_that_lapses_and_comes_again_waits_for_the_work_that_goes_on(program: Program) -> None:
+    for number in range(3):
+        program.orders.fifo.send(str(number), message_group_id="a")
+    program.orders.faults = Outages([(5, 70)])
+    worked: list[str] = []
+    busy: list[Message] = []
+    together: list[int] = []
+
+    async def work(message: Message) -> None:
+        worked.append(message.body)
+        busy.append(message)
+        together.append(len(busy))
+        await asyncio.sleep(75 if len(worked) == 1 else 20)
+        busy.remove(message)
+
+    program.consume(work, seconds=300, queue="orders.fifo", concurrency=5)
+    assert worked == ["0", "0", "1", "2"]
+    assert set(together) == {1}, "one after the other"
+    assert program.orders.fifo.deleted == 3
+
+
 class TestStopping:
     def test_no_work_begins_while_the_polls_in_flight_are_awaited(self, program: Program) -> None:
         program.orders.queue.send("a", "b", "c")

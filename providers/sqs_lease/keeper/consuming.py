@@ -105,7 +105,8 @@ class Consuming:
         self._stream: Stream | None = None
         self._works: dict[Receipt, Work] = {}  # in hand
         self._unclaimed: dict[Receipt, Work] = {}  # of those, the ones that workers may claim
-        self._lines: dict[str, deque[Work]] = {}  # by message group: what waits for the work on an earlier message
+        # By message group: what a worker may claim, or works on, and behind it what waits for that.
+        self._lines: dict[str, deque[Work]] = {}
         self._left: dict[Batch, int] = {}  # how many messages of a receive have not ended
         self._received_messages = 0
         self._ended: Counter[Outcome] = Counter()
@@ -205,7 +206,7 @@ class Consuming:
         if room >= min(MAX_BATCH_ENTRIES, most):
             return room
         # Not whether any is unclaimed: a worker that is free takes its time to claim one, and does not tell of it.
-        offered = len(self._works) - sum(map(len, self._lines.values()))
+        offered = len(self._works) - sum(len(line) - 1 for line in self._lines.values())
         return room if offered <= self._concurrency else 0
 
     def _received(self, reception: Reception) -> None:
@@ -225,7 +226,7 @@ class Consuming:
             if group is None:
                 self._offer(work)
             elif (line := self._lines.get(group)) is None:
-                self._lines[group] = deque()
+                self._lines[group] = deque([work])
                 self._offer(work)
             else:
                 line.append(work)
@@ -242,17 +243,18 @@ class Consuming:
         """Let the next message of a group have its turn, or give back all that wait in its line."""
         group = work.message.message_group_id or ""
         line = self._lines.get(group)
+        if line is None or line[0] is not work:
+            return  # it waited in line itself
+        line.popleft()
         while line:
-            following = line.popleft()
-            receipt = following.message.receipt
-            if self._works.get(receipt) is not following:
-                continue  # it was lost while it waited
+            following = line[0]
             if not goes_back:
                 self._offer(following)
                 return
-            del self._works[receipt]
-            begun.setdefault(following.batch, {})[receipt] = Release()
-        self._lines.pop(group, None)
+            line.popleft()
+            self._works.pop(following.message.receipt, None)
+            begun.setdefault(following.batch, {})[following.message.receipt] = Release()
+        del self._lines[group]
 
     def _happened(self, batch: Batch, event: LeaseEvent) -> None:
         if self._listening is not None:
@@ -277,11 +279,16 @@ class Consuming:
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Another consumer may have a message: if its work has not begun, it does not."""
         work = self._works.get(receipt)
-        if work is not None and (self._unclaimed.pop(receipt, None) is work or self._waits_in_line(work)):
+        if work is None:
+            return
+        if self._unclaimed.pop(receipt, None) is work:
             self.ended([(work, Expire())])
-
-    def _waits_in_line(self, work: Work) -> bool:
-        return self._is_fifo and work in self._lines.get(work.message.message_group_id or "", ())
+            return
+        line = self._lines.get(work.message.message_group_id or "") if self._is_fifo else None
+        if line is not None and work in line and work is not line[0]:
+            # With those behind it. The line stays, for the work at its head goes on.
+            back = [line.pop() for _ in range(len(line) - line.index(work))]
+            self.ended((each, Expire() if each is work else Release()) for each in reversed(back))
 
     def _note_trouble(self, event: LeaseEvent) -> None:
         trouble, message_id = self._trouble, event.receipt.message_id
