@@ -492,6 +492,10 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
+                    except asyncio.CancelledError as error:
+                        if _is_cancelled():
+                            raise
+                        settlement = consumption.failed(work, error)
                     finally:
                         consumption.ended([(work, settlement)])
 
@@ -560,6 +564,11 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                             await self._stopping.wait()
                     pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                    what = class_and_place(error)
+                    logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
+                except asyncio.CancelledError as error:
+                    if _is_cancelled():
+                        raise
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
 
@@ -632,6 +641,12 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         finally:
             self._is_running = False
             self._on_stop = _nothing
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task was cancelled. If not, a cancellation is of what its work waited for, and its error."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _nothing() -> None:

@@ -323,6 +323,30 @@ class TestTrouble:
             program.consume(at_once, seconds=3_600, on_lost="raise")
         assert program.clock.now() < 60
 
+    @pytest.mark.parametrize("kind", ["messages", "batches"])
+    def test_it_goes_on_after_work_that_waited_for_something_that_was_cancelled(
+        self, program: Program, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        program.orders.queue.send("a")
+        begun: list[float] = []
+
+        async def work(_: Message | AsyncLeasedBatch) -> None:
+            begun.append(program.clock.now())
+            if len(begun) == 1:
+                waited_for = asyncio.create_task(asyncio.sleep(10))
+                waited_for.cancel()
+                await waited_for
+
+        async def main() -> None:
+            async with program.consumer(linger=0) as consumer:
+                asyncio.get_running_loop().call_later(60, consumer.stop)
+                await (consumer.run(work) if kind == "messages" else consumer.run_batches(work))
+
+        program.run(main)
+        assert len(begun) == 2
+        assert program.orders.queue.deleted == 1
+        assert "CancelledError" in caplog.text
+
     def test_it_goes_on_after_an_outage_of_hours(self, program: Program) -> None:
         program.orders.queue.send("a")
         program.orders.faults = Outages([(10, 7_210)])

@@ -315,7 +315,7 @@ class TestAMessageThatIsSettledTwice:
         both_asked = Event()
         with lease("orders", linger=0, on_failure=dead_letter()) as batch:
             assert isinstance(batch, blocking.OwnLeasedBatch)
-            ask = {
+            ask: dict[str, Callable[[], None]] = {
                 "succeed": lambda: batch.succeed(batch),
                 "fail": lambda: batch.fail(batch, "cannot be read"),
                 "release": lambda: batch.release(batch),

@@ -124,7 +124,7 @@ class Consuming:
         # One step of the interpreter, so that only one of a worker and the loop gets it.
         return not self._stopping and self._unclaimed.pop(work.message.receipt, None) is work
 
-    def failed(self, work: Work, error: Exception) -> Settlement:
+    def failed(self, work: Work, error: BaseException) -> Settlement:
         """Tell of an error that ended the work on a message, and ask the failure rule, in the worker's thread."""
         receipt = work.message.receipt
         logger.error("The work on %s of %s failed: %s", receipt, self._settings.queue, class_and_place(error))
