@@ -94,7 +94,8 @@ def lease(
     (``KeyboardInterrupt`` and others that are not an ``Exception``) gives all back at once, whatever ``on_failure``
     says. So does a generator that is dropped while it is suspended in the block, and a receive that fails or is
     interrupted before the block is entered. If the process dies, so does the thread: messages are visible again when
-    their last extension ends.
+    their last extension ends. SIGTERM is such a death, unless the program turns it into an exception; a
+    :class:`Consumer` handles it.
 
     Args:
         queue: The queue's name, ARN or URL.
@@ -485,7 +486,7 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def report(self) -> LeaseReport:
-        """Counts so far; after the block, what became of all."""
+        """Counts of what SQS has confirmed so far, and after the block of all; :meth:`flush` waits within it."""
 
 
 class OwnLeasedBatch(SessionMessages, LeasedBatch):

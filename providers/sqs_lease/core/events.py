@@ -32,7 +32,8 @@ class Outcome(Enum):
 
     UNCERTAIN = "uncertain"
     """Its work succeeded and SQS answered the delete with success, but the lease had ended before: on a standard queue
-    SQS gives that answer also where somebody else received the message since, and then it is not gone."""
+    SQS gives that answer also where another consumer received the message since, and then it is not gone. Or a delete
+    got no answer, and SQS refused the next one: the first was probably carried out."""
 
     LOST = "lost"
     """The service refused: the message was deleted, or is somebody else's."""
