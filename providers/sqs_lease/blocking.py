@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -614,7 +614,9 @@ class Consumer(AbstractContextManager["Consumer"]):
         self._dropped: weakref.finalize[..., _Opened] | None = None
         self._is_running = False
         self._is_closed = False
-        self._stopping = threading.Event()
+        # Not an Event: its lock may be held by the very code that a signal handler interrupts to stop.
+        self._is_stopping = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
         self._on_stop: Callable[[], object] = _nothing
 
     def __exit__(
@@ -666,7 +668,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
             def work_until_stopped() -> None:
                 while (work := works.get()) is not None:
-                    if self._stopping.is_set() or not consumption.claim(work):
+                    if self._is_stopping or not consumption.claim(work):
                         continue
                     settlement: Settlement = Release()
                     try:
@@ -684,7 +686,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             result = opened.host.start(consumption.run(stop_within_seconds=seconds))
             result.add_done_callback(end_workers)
             self._on_stop = lambda: opened.host.post(consumption.stop)
-            if self._stopping.is_set():
+            if self._is_stopping:
                 self._on_stop()
             try:
                 self._work(work_until_stopped, concurrency)
@@ -720,7 +722,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         def work_until_stopped() -> None:
             pause_seconds = FIRST_PAUSE_SECONDS
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 block = self.lease()
                 try:
                     with block as batch:
@@ -728,7 +730,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         blocks[block] = None
                         was_answered.set()
                         pause_seconds = FIRST_PAUSE_SECONDS
-                        if batch and self._stopping.is_set():
+                        if batch and self._is_stopping:
                             batch.release(list(batch))
                         elif batch:
                             handle(batch)
@@ -736,7 +738,8 @@ class Consumer(AbstractContextManager["Consumer"]):
                     if not was_answered.is_set():
                         raise
                     logger.warning("Receiving from %s failed: %s", self._settings.queue, error)
-                    self._stopping.wait(pause_seconds)
+                    with suppress(Empty):
+                        self._woken.get(timeout=pause_seconds)
                     pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
                     what = class_and_place(error)
@@ -761,7 +764,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                     to_start.pop().start()
 
             self._on_stop = on_stop
-            if self._stopping.is_set():
+            if self._is_stopping:
                 on_stop()
             try:
                 for thread in self._work(work_until_stopped, concurrency):
@@ -776,8 +779,10 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         A consumer that was stopped receives nothing more.
         """
-        if not self._stopping.is_set():
-            self._stopping.set()
+        if not self._is_stopping:
+            self._is_stopping = True
+            for _ in range(MOST_BATCHES):
+                self._woken.put(None)
             with suppress(LoopThreadError):
                 self._on_stop()
 
@@ -811,7 +816,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         """Run in this thread, stopped by signals; give what is open, and for how long work may go on at the end."""
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")
-        if self._is_running or self._stopping.is_set():
+        if self._is_running or self._is_stopping:
             raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
         opened = self._open()
         self._is_running = True

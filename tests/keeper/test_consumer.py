@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread, get_ident
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -274,6 +276,31 @@ class TestStopping:
         with Consumer("orders") as consumer, pytest.raises(SystemExit):
             consumer.run(work, concurrency=2)
         eventually(lambda: len(orders.queue.invisible) == 0)
+
+    def test_a_signal_handler_may_stop_it_wherever_it_interrupts_a_stop(self, orders: Orders) -> None:
+        consumers = [Consumer("orders") for _ in range(20)]
+
+        def stop_interrupted(consumer: Consumer, step: int) -> None:
+            steps = iter(range(step))
+
+            def traced(frame: FrameType, event: str, argument: object) -> Any:
+                if next(steps, None) is None:
+                    sys.settrace(None)
+                    consumer.stop()
+                return traced
+
+            sys.settrace(traced)
+            consumer.stop()
+            sys.settrace(None)
+
+        def stop_all() -> None:
+            for step, consumer in enumerate(consumers):
+                stop_interrupted(consumer, step)
+
+        stopping = Thread(target=stop_all, daemon=True)
+        stopping.start()
+        stopping.join(20)
+        assert not stopping.is_alive()
 
     def test_it_cannot_run_again(self, orders: Orders) -> None:
         with Consumer("orders") as consumer:
