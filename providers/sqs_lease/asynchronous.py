@@ -607,9 +607,17 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             self._on_stop()
 
     async def aclose(self) -> None:
-        """Stop, and close the client. Leases of :meth:`lease` that are open still lapse."""
+        """Stop, and close the client. Leases of :meth:`lease` that are open still lapse.
+
+        While :meth:`run` or :meth:`run_batches` goes on in another task, this does not wait, and they close it when
+        they end: they have messages to settle still.
+        """
         self._is_closed = True
         self.stop()
+        if not self._is_running:
+            await self._close()
+
+    async def _close(self) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
             await to_its_end(queue.close())
@@ -632,15 +640,17 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._stopping.is_set():
             raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
-        queue = await self._open()
         self._is_running = True
         loop = asyncio.get_running_loop()
         try:
+            queue = await self._open()
             with blocking.stopped_by_signals(lambda: loop.call_soon_threadsafe(self.stop)):
                 yield queue, seconds
         finally:
             self._is_running = False
             self._on_stop = _nothing
+            if self._is_closed:
+                await self._close()
 
 
 def _is_cancelled() -> bool:

@@ -787,12 +787,22 @@ class Consumer(AbstractContextManager["Consumer"]):
                 self._on_stop()
 
     def close(self) -> None:
-        """Stop, and close the client and the thread. Leases of :meth:`lease` that are open still lapse."""
+        """Stop, and close the client and the thread. Leases of :meth:`lease` that are open still lapse.
+
+        While :meth:`run` or :meth:`run_batches` goes on in another thread, this does not wait, and they close all when
+        they end: they have messages to settle still.
+        """
         self._is_closed = True
         self.stop()
-        opened, self._opened = self._opened, None
-        if opened is not None and self._dropped is not None:
-            self._dropped.detach()
+        if not self._is_running:
+            self._close()
+
+    def _close(self) -> None:
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            if self._dropped is not None:
+                self._dropped.detach()
             try:
                 with suppress(LoopThreadError):
                     opened.host.run(opened.queue.close())
@@ -818,14 +828,16 @@ class Consumer(AbstractContextManager["Consumer"]):
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._is_stopping:
             raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
-        opened = self._open()
         self._is_running = True
         try:
+            opened = self._open()
             with stopped_by_signals(self.stop):
                 yield opened, seconds
         finally:
             self._is_running = False
             self._on_stop = _nothing
+            if self._is_closed:
+                self._close()
 
     def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> Sequence[threading.Thread]:
         """Work in this thread and in others, which it returns. What ends one for good ends all, and is raised here."""

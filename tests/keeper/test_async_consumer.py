@@ -259,6 +259,22 @@ class TestStopping:
 
         program.run(main)
 
+    def test_closing_it_while_it_runs_settles_what_is_in_hand(self, program: Program) -> None:
+        program.orders.queue.send(*map(str, range(10)))
+
+        async def work(message: Message) -> None:
+            await asyncio.sleep(3)
+
+        async def main() -> None:
+            async with program.consumer() as consumer:
+                running = asyncio.create_task(consumer.run(work))
+                await asyncio.sleep(1)
+            report = await running
+            assert (report.deleted, report.released) == (1, 9)
+
+        program.run(main)
+        assert len(program.orders.queue.visible) == 9
+
     def test_what_ends_a_worker_for_good_ends_all_and_is_raised(self, program: Program) -> None:
         program.orders.queue.send(*map(str, range(10)))
 

@@ -302,6 +302,24 @@ class TestStopping:
         stopping.join(20)
         assert not stopping.is_alive()
 
+    @pytest.mark.parametrize("by", ["another thread", "its own work"])
+    def test_closing_it_while_it_runs_settles_what_is_in_hand(self, orders: Orders, by: str) -> None:
+        orders.queue.send(*map(str, range(10)))
+        consumer = Consumer("orders", max_messages=10)
+
+        def work(message: Message) -> None:
+            closing = Thread(target=consumer.close)
+            if by == "another thread":
+                closing.start()
+                closing.join(60)
+            else:
+                consumer.close()
+
+        report = consumer.run(work)
+        assert (report.deleted, report.released) == (1, 9)
+        assert len(orders.queue.visible) == 9
+        assert consumer._opened is None
+
     def test_it_cannot_run_again(self, orders: Orders) -> None:
         with Consumer("orders") as consumer:
             consumer.stop()
