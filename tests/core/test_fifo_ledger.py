@@ -49,6 +49,14 @@ def test_a_delete_behind_work_that_goes_on_waits_and_is_extended_meanwhile() -> 
     assert only(ledger.due(20)).receipts == (FIRST, SECOND)
 
 
+def test_a_delete_that_waited_for_an_earlier_one_does_not_wait_again_for_others_to_fill_its_call() -> None:
+    ledger = ledger_of("group", "group")
+    for receipt in (FIRST, SECOND):
+        ledger.settle(receipt, Delete(), 5, within_seconds=0.1)
+    assert ledger.due(5) == []
+    assert carry_out(ledger, 5.2) == [DeleteCall(5.2, (FIRST,)), DeleteCall(5.2, (SECOND,))]
+
+
 def test_a_delete_that_waited_follows_when_the_earlier_one_is_deleted() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(SECOND, Delete(), 5)

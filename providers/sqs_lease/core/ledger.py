@@ -180,7 +180,7 @@ class Entry(Struct, eq=False, gc=False):
     goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
     delete_unanswered: bool = False  # a delete may have been carried out: no answer came
-    settle_within_seconds: float = 0.0  # how long its settlement may wait for others to fill its call
+    settle_by: float = -math.inf  # until when its settlement may wait for others to fill its call
     failed_by: str = "its turn never came: for a minute SQS carried out no settlement of the queue"
 
     def __post_init__(self) -> None:
@@ -459,7 +459,7 @@ class Ledger:
             return False
         self._now = now
         entry.settlement = settlement
-        entry.settle_within_seconds = within_seconds
+        entry.settle_by = now + within_seconds
         self._begin(self._groups.decide(entry) if in_order else [entry])
         return True
 
@@ -934,11 +934,11 @@ class Ledger:
             return
         entry.began_settling_at = self._now
         entry.enter(Phase.SETTLING)
-        if not entry.settle_within_seconds:
+        if entry.settle_by <= self._now:
             self._offer(entry)
             return
         gathering = self._gathering[type(entry.settlement)]
-        gathering.push(entry.began_settling_at + entry.settle_within_seconds, entry)
+        gathering.push(entry.settle_by, entry)
         if gathering.count >= MAX_BATCH_ENTRIES:
             while gathering.head() is not None:
                 self._offer(gathering.pop())
