@@ -395,3 +395,21 @@ def test_a_lease_whose_delete_was_refused_is_extended_by_the_batch_that_adopts_i
         assert {end.outcome for end in ends.values()} == {Outcome.DELETED}
 
     ground.run(scenario)
+
+
+def test_what_is_not_passed_on_as_that_was_cancelled_is_extended_further() -> None:
+    ground = Ground(faults=lambda call: Fault(before_seconds=1.0))
+
+    async def main() -> None:
+        async with ground.keeper() as keeper:
+            batch = ground.receive(keeper)
+            passing = asyncio.create_task(batch.pass_on(120))
+            await asyncio.sleep(0.5)
+            passing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await passing
+            await asyncio.sleep(600)
+            assert batch.report().late == 0
+            assert batch.count_held() == 12
+
+    run_virtual(main, clock=ground.clock)

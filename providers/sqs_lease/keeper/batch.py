@@ -238,10 +238,15 @@ class Batch:
                 not be extended in time, for as long as a call may take, keeps the deadline that was confirmed.
         """
         until = self._clock.now() + seconds
-        async with asyncio.TaskGroup() as extending:
-            async for receipts in self._in_slices(self._receipts()):
-                held = [receipt for receipt in receipts if self._is_held(receipt)]
-                extending.create_task(self._driver.extend_until(held, until))
+        try:
+            async with asyncio.TaskGroup() as extending:
+                async for receipts in self._in_slices(self._receipts()):
+                    held = [receipt for receipt in receipts if self._is_held(receipt)]
+                    extending.create_task(self._driver.extend_until(held, until))
+        except BaseException:
+            # Cancelled: they are held on, by their policy again.
+            self._driver.take(self.leases(), self._policy, self)
+            raise
         written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)
         self.forget()
         return written
