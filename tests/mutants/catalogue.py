@@ -370,7 +370,7 @@ SETTLING: Final = (
     Mutant(
         "settlements that may wait for others are sent at once",
         "core/ledger.py",
-        "if not entry.settle_within_seconds:",
+        "if entry.settle_by <= self._now:",
         "if True:",
         (_LEASE_ENDS,),
     ),
