@@ -23,9 +23,9 @@ from sqs_lease.testing.sink_subject import asked, entries
 ROOT = Path(__file__).parents[3]
 STEPS: dict[str, tuple[type, str, bool]] = {
     "before the admission": (OpenLedger, "admit", False),
-    "before the rename": (Path, "rename", False),
     "before the mark": (AppliedMarks, "add", False),
-    "after the mark": (AppliedMarks, "add", True),
+    "before the rename": (Path, "rename", False),
+    "after the rename": (Path, "rename", True),
 }
 """Where a driver is killed: the owner of a method, its name, and whether that is done by then."""
 

@@ -52,6 +52,26 @@ def test_a_batch_that_was_applied_may_be_removed_by_its_owner(table: ParquetTabl
     assert list(table.root.glob(f"{NUMBER_COLUMN}=*")) == []
 
 
+def test_a_batch_may_be_moved_away_at_the_moment_it_appears(
+    table: ParquetTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver that looks for the batch then takes it for taken, and not for lost."""
+    location = staged_by_hand(table)
+    rename = Path.rename
+
+    def appeared(source: Path, target: Path) -> None:
+        rename(source, target)
+        monkeypatch.setattr(Path, "rename", rename)
+        shutil.move(target, tmp_path / "archive")
+        table.apply(str(location), APPLICATION)
+
+    monkeypatch.setattr(Path, "rename", appeared)
+    table.apply(str(location), APPLICATION)
+
+    assert list(table.root.glob(f"{NUMBER_COLUMN}=*")) == []
+    assert [file.name for file in (tmp_path / "archive").iterdir()] == ["part-0.parquet"]
+
+
 def test_a_batch_is_not_missed_after_a_later_one_was_applied(table: ParquetTable) -> None:
     first = staged_by_hand(table)
     table.apply(str(first), APPLICATION)

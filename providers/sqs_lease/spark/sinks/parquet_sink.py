@@ -6,7 +6,8 @@ Layout of a table::
     <path>/_sqs_lease/ledger                                       the message ids
     <path>/_sqs_lease/columns/000001.json                          the columns, a file for each time they were widened
     <path>/_sqs_lease/staged/<batch>/<try>                         rows that are not in the table yet
-    <path>/_sqs_lease/applied/<ledger>-<number>                    says that the newest batch was renamed
+    <path>/_sqs_lease/applied/<ledger>-<number>                    says that the newest batch is in the table, unless
+                                                                   its rows are staged still
 
 Spark, pyarrow and DuckDB's ``*/*.parquet`` pass over what begins with ``_``. A reader that lists the directory while a
 batch comes in sees all of the batch or nothing of it.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -113,21 +115,22 @@ class ParquetTable:
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         directory = self.root / f"{NUMBER_COLUMN}={application.number:012d}-{application.ledger_id[:8]}"
+        staged = Path(location)
         try:
-            if self._marks.has(application):
+            waits = staged.exists()
+            if not waits and self._marks.has(application):
                 return None
-            if not directory.exists():
-                try:
-                    Path(location).rename(directory)
-                except FileNotFoundError as error:
-                    # Unless another process did the same at this moment.
-                    if not directory.exists() and not self._marks.has(application):
-                        raise TableError(
-                            f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
-                            f"{location}: restore them, or ingest into a new directory"
-                        ) from error
-                _flush(self.root)
+            if not waits and not directory.exists():
+                raise TableError(
+                    f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
+                    f"{location}: restore them, or ingest into a new directory"
+                )
+            # Before the rename: from then on the user may move the batch away, and only the mark tells where it went.
             self._marks.add(application)
+            if waits and not directory.exists():
+                with suppress(FileNotFoundError):  # another process did the same at this moment
+                    staged.rename(directory)
+                _flush(self.root)
             self._marks.remove_old_tries(_STAGED, application)
         except OSError as error:
             raise self.place.unusable("cannot be written", error) from error

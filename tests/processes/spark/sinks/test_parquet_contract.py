@@ -41,7 +41,8 @@ class TestParquetSink(SinkContract):
             interruptions={
                 "before the admission": lambda: interrupted(OpenLedger, "admit", "before"),
                 "after the admission": lambda: interrupted(OpenLedger, "admit", "after"),
-                "after the rename": lambda: interrupted(AppliedMarks, "add", "before"),
+                "before the rename": lambda: interrupted(AppliedMarks, "add", "after"),
+                "after the rename": lambda: interrupted(AppliedMarks, "remove_old_tries", "before"),
                 "after all": lambda: interrupted(ParquetTable, "apply", "after"),
             },
             refused_types=[DayTimeIntervalType(), StructType([StructField("a", DayTimeIntervalType())])],
