@@ -140,6 +140,21 @@ class TestAge:
         assert service.outcomes() == {Outcome.FAILED: messages}
         assert_empty(service.ledger)
 
+    @pytest.mark.parametrize("jitter", range(20))
+    @pytest.mark.parametrize("settlement", [Delete(), DeadLetter("failed")], ids=repr)
+    def test_a_settlement_is_tried_last_at_the_end_of_its_age(self, settlement: Settlement, jitter: int) -> None:
+        def unavailable(call: Call, receipt: Receipt, now: float) -> Verdict:
+            return Verdict.UNAVAILABLE
+
+        service = BusyService(Ledger(Random(jitter)), judge=unavailable)
+        (receipt,) = receipts(1)
+        service.ledger.hold(Lease(receipt, 0.0, 30.0), POLICY)
+        service.ledger.settle(receipt, settlement, 0)
+        service.run_until(SETTLE_SECONDS - 0.1)
+        assert service.outcomes() == {}
+        service.run_until(SETTLE_SECONDS + 1)
+        assert service.outcomes() == {Outcome.FAILED: 1}
+
     def test_settlements_during_an_outage_end_by_their_age_though_not_each_was_tried(self) -> None:
         service = BusyService(Ledger(Random(0)), answer_seconds=lambda _: 60.0)
         for receipt in receipts(10_000):

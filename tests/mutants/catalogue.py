@@ -334,24 +334,31 @@ SETTLING: Final = (
     Mutant(
         "a failed settlement is never given up",
         "core/ledger.py",
-        "return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
-        "return False",
+        "return max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
+        "return math.inf",
         # Other tests try until it is given up.
         (f"{_LEASE_ENDS}::TestAge::test_settlements_during_an_outage_end_by_their_age_though_not_each_was_tried",),
     ),
     Mutant(
         "a settlement is given up after a minute although its lease lasts",
         "core/ledger.py",
-        "return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
-        "return now > entry.began_settling_at + SETTLE_SECONDS",
+        "return max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
+        "return entry.began_settling_at + SETTLE_SECONDS",
         (_SETTLING, _LEASE_ENDS),
     ),
     Mutant(
         "a settlement is given up with its lease although no minute has passed",
         "core/ledger.py",
-        "return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
-        "return now > entry.deadline",
+        "return max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)",
+        "return entry.deadline",
         (_SETTLING, _LEASE_ENDS),
+    ),
+    Mutant(
+        "the last try of a settlement comes up to half a minute late",
+        "core/ledger.py",
+        "again_at = min([again_at, *given_up_at])",
+        "pass",
+        (_LEASE_ENDS,),
     ),
     Mutant(
         "what waits for its first call is never given up",

@@ -12,7 +12,9 @@ from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Settled
 from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.testing import VirtualClock
+from sqs_lease.testing import AuditEntry, AuditKind, VirtualClock
+
+ROUNDING_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,17 @@ class LeaseRecord:
         """Whether the process handed it over, and did not take it back."""
         return len(self.forgotten_at) > max((one.forgotten_before for one in self.holdings), default=0)
 
+    def holding_at(self, at: float) -> Holding | None:
+        """The batch that it was in at a time, else the first that it was put into."""
+        return next((one for one in reversed(self.holdings) if one.at <= at), next(iter(self.holdings), None))
+
+    def taken_at(self, at: float) -> float:
+        """Since when the process had held it at a time, in whichever batch."""
+        holding = self.holding_at(at)
+        if holding is None:
+            return math.inf
+        return min(one.at for one in self.holdings if one.forgotten_before == holding.forgotten_before)
+
     def forgotten_after(self, holding: Holding) -> Sequence[float]:
         """When the process handed it over, of the times after it was put into a batch."""
         return self.forgotten_at[holding.forgotten_before :]
@@ -202,6 +215,22 @@ class Journal:
             record = self.lease(process, receipt)
             record.queue_url = queue_url
             record.calls.append(call)
+
+    def did(self, entry: AuditEntry, kind: Kind) -> bool:
+        """Whether a call of a kind did this at the service."""
+        return any(call.kind is kind for call in self._calls_of(entry))
+
+    def was_given_up(self, entry: AuditEntry) -> bool:
+        """Whether the call that did this arrived after its sender had stopped waiting for it."""
+        return entry.kind is not AuditKind.RECEIVED and any(
+            call.ended_at is None or call.ended_at < call.arrives_at or call.verdicts is None
+            for call in self._calls_of(entry)
+        )
+
+    def _calls_of(self, entry: AuditEntry) -> Sequence[SentCall]:
+        record = self._leases.get((entry.caller, Receipt(entry.message_id, entry.handle)))
+        calls = [] if record is None else record.calls
+        return [call for call in calls if abs(call.arrives_at - entry.at) < ROUNDING_SECONDS]
 
     def calls(self, process: str, queue_url: str) -> Sequence[SentCall]:
         """The calls of a process about leases of a queue, in the order in which they were sent."""

@@ -53,6 +53,8 @@ RELEASE_MARGIN_SECONDS = 2.0
 CAP_MARGIN_SECONDS = 5.0
 SETTLE_SECONDS = 60.0
 LONGEST_SPACING_SECONDS = 2.0
+TURN_COMES_AFTER_CALLS = 8
+"""While calls are spaced and a live lease is about to end, others get every eighth."""
 UNCOUNTED_IN_A_ROW = 4
 
 
@@ -152,12 +154,16 @@ class LeaseChecker:
             return record.began_at
         ends: list[float] = []
         returned: list[float] = []
+        taken_at = record.taken_at(record.began_at)
         for message_id in run.earlier_in_group(record.receipt.message_id):
             earlier = self._journal.lease(process, run.messages[message_id].receipt)
-            if not earlier.holdings or earlier.lost_at == earlier.holdings[-1].at:
+            holding = earlier.holding_at(record.began_at)
+            if holding is None or earlier.lost_at == holding.at:
                 continue  # never held, or superseded by the time it was
-            ended = (earlier.ended_at, *earlier.forgotten_after(earlier.holdings[-1]))
+            ended = (earlier.ended_at, *earlier.forgotten_after(holding))
             ended_at = min((at for at in ended if at is not None), default=math.inf)
+            if ended_at < taken_at:
+                continue  # it was no longer held when this one was taken over
             ends.append(ended_at)
             outcome = None if earlier.settled is None else earlier.settled.outcome
             if isinstance(earlier.began, Release | Expire) and earlier.began_at is not None:
@@ -175,7 +181,12 @@ class LeaseChecker:
             return
         lasts_until = None
         for entry in self._trail.of(held.record.receipt.message_id):
-            if entry.handle == held.record.receipt.handle and entry.at <= held.holding.at and entry.until is not None:
+            if (
+                entry.handle == held.record.receipt.handle
+                and entry.at <= held.holding.at
+                and entry.until is not None
+                and not self._journal.was_given_up(entry)
+            ):
                 lasts_until = entry.until
         if lasts_until is not None and held.holding.deadline > lasts_until + held.holding.optimism + 1e-6:
             detail = f"{held.record.receipt} by {held.process}: {held.holding.deadline:.3f} for {lasts_until:.3f}"
@@ -352,12 +363,10 @@ class LeaseChecker:
         for since, until in self._away.get(process, ()):
             if since < latest + self._slack_seconds and until < math.inf:
                 latest = max(latest, until + self._plan.quiet_after_stall_seconds + SETTLE_SECONDS)
-        tries = [call for call in record.calls if call.kind is not Kind.EXTEND and call.sent_at < ended_at]
-        pause = 0.0 if all(call.is_throttled for call in tries) else LONGEST_RETRY_SECONDS
-        if ended_at > latest + pause + self._slack_seconds:
+        if ended_at > latest + self._slack_seconds:
             # Those that wait are given up in the order of their deadlines: one that began later may be first in line.
             latest = max(latest, self._last_began(process, record, ended_at) + SETTLE_SECONDS)
-        if ended_at > latest + pause + self._slack_seconds:
+        if ended_at > latest + self._slack_seconds:
             detail = (
                 f"{record.receipt} by {process}: {record.began} began at {began_at:.3f}, the lease lasted until "
                 f"{record.deadline_at(began_at):.3f}, and it ended at {ended_at:.3f}"
@@ -376,8 +385,8 @@ class LeaseChecker:
 
     @property
     def _slack_seconds(self) -> float:
-        """How much later than its age a settlement may end: with the answer to its last try."""
-        return self._plan.call_timeout_seconds + LONGEST_SPACING_SECONDS
+        """How much later than its age a settlement may end: with the answer to its last try, whose turn must come."""
+        return self._plan.call_timeout_seconds + TURN_COMES_AFTER_CALLS * LONGEST_SPACING_SECONDS
 
     def _went_through(self, process: str, queue_url: str) -> Sequence[float]:
         """When a process heard that a settlement of a queue was carried out, or never will be; in order."""

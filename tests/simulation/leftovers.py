@@ -20,10 +20,9 @@ def leftovers(keeper: Keeper, *, at_end: bool) -> Iterator[str]:
     """
     for driver in keeper._drivers.values():
         ledger = driver._ledger
-        due = ledger.next_due()  # each look at what is due drops what is stale
-        busy = len(ledger) or driver._calls or driver._leaving
-        if busy and not at_end:
+        if not at_end and (len(ledger) or driver._calls or driver._leaving):
             continue
+        due = ledger.next_due()  # each look at what is due drops what is stale
         for owner in (driver, ledger):
             yield from (f"{type(owner).__name__}.{name} of {driver._queue_url}" for name in _filled(owner))
         if due is not None:

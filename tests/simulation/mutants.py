@@ -326,10 +326,10 @@ def keeps_who_waits_for_an_answer(patch: pytest.MonkeyPatch) -> None:
 def gives_up_settling_by_tries(patch: pytest.MonkeyPatch) -> None:
     """A settlement ends after a number of tries, and so never while it is throttled or waits for its turn."""
 
-    def after_ten_tries(entry: Entry, now: float) -> bool:
-        return entry.tries >= 10 and now > entry.began_settling_at + 60
+    def after_ten_tries(entry: Entry) -> float:
+        return entry.began_settling_at + 60 if entry.tries >= 10 else math.inf
 
-    patch.setattr(ledger_module, "_is_too_old", after_ten_tries)
+    patch.setattr(ledger_module, "_given_up_at", after_ten_tries)
 
 
 def gives_up_nothing_that_waits(patch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def gives_up_nothing_that_waits(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_settling_within_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A settlement ends after a minute, although its lease lasts longer."""
-    patch.setattr(ledger_module, "_is_too_old", lambda entry, now: now > entry.began_settling_at + 60)
+    patch.setattr(ledger_module, "_given_up_at", lambda entry: entry.began_settling_at + 60)
 
 
 def loses_what_an_unanswered_delete_deleted(patch: pytest.MonkeyPatch) -> None:

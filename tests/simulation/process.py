@@ -12,6 +12,7 @@ what the dead process wrote last is read.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,13 @@ from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import FaultRule, MemorySqs
 from tests.simulation.journal import Holding, Journal
 from tests.simulation.leftovers import leftovers
-from tests.simulation.passing_checks import check_extended, check_read, check_written, optimism_of
+from tests.simulation.passing_checks import (
+    CLOCK_ERROR_SECONDS,
+    check_extended,
+    check_read,
+    check_written,
+    optimism_of,
+)
 from tests.simulation.plan import Plan, QueuePlan, Size, Writing
 from tests.simulation.plug_ins import Failing, FailingMeter, RecordingRule, with_failures
 from tests.simulation.store import Run, Store, Work
@@ -348,6 +355,7 @@ class ConsumerProcess:
         run.written = written.encode()
         run.written_at = self._world_now()
         run.written_with_error = self.clock.wall_error
+        run.doubted = False
 
     # Work
 
@@ -514,7 +522,8 @@ class ConsumerProcess:
         self._store.new_owner(run, self.name, self._world_now())
         elapsed = self._world_now() - run.written_at
         behind = run.written_with_error - self.clock.wall_error
-        run.optimism += optimism_of(elapsed, behind=behind)
+        run.optimism += math.inf if run.doubted else optimism_of(elapsed, behind=behind)
+        run.doubted |= abs(behind) > CLOCK_ERROR_SECONDS
         self._take_up(run, WrittenBatch.decode(run.written), elapsed=elapsed, behind=behind)
 
     def _take_up(self, run: Run, written: WrittenBatch, *, elapsed: float = 0.0, behind: float = 0.0) -> None:

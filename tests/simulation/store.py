@@ -31,6 +31,8 @@ class Run:
         owners: Who held it from when on, in order; None for nobody.
         written_with_error: How wrong the calendar was of the machine that wrote the leases down.
         optimism: By how much the holders may think a lease to last longer than it does, because of their calendars.
+        doubted: Whether a holder with another calendar read what is written. It may have held good leases in doubt, and
+            shortened them by that; who reads the same text again does not know.
         intents: By message id: when it was written down that its settlement begins.
         gone_back: Messages that ended otherwise than by being deleted, here or after a copy was sent elsewhere.
         unclear: Messages that may have gone back before the process took the run over that holds it now.
@@ -52,6 +54,7 @@ class Run:
     written_at: float = 0.0
     written_with_error: float = 0.0
     optimism: float = 0.0
+    doubted: bool = False
     work: dict[str, Work] = field(default_factory=dict)
     intents: dict[str, float] = field(default_factory=dict)
     gone_back: set[str] = field(default_factory=set)

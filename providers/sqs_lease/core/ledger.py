@@ -680,7 +680,7 @@ class Ledger:
     def _give_up(self, waiting: TimeOrder[Entry] | ArrivalOrder[Entry], failed_at: float) -> bool:
         """End settlements that wait for a call and were too old when others failed last; return whether any did."""
         for ended in range(MOVED_AT_ONCE):
-            if (entry := waiting.head()) is None or not _is_too_old(entry, failed_at):
+            if (entry := waiting.head()) is None or failed_at < _given_up_at(entry):
                 return ended > 0
             self._end(entry, Outcome.FAILED, entry.failed_by)
         return True
@@ -1038,25 +1038,28 @@ class Ledger:
                 if entry.deadline - now < RELEASE_MARGIN_SECONDS:
                     self._end(entry, Outcome.EXPIRED, _detail(answer))
                     continue
-            elif not throttled and _is_too_old(entry, now):
+            elif not throttled and now >= _given_up_at(entry):
                 self._end(entry, Outcome.FAILED, _detail(answer))
                 continue
             again.append(entry)
         if not again:
             return
         left = min((entry.deadline - now for entry in again if entry.deadline > now), default=math.inf)
-        pause = 0.0 if throttled else settlement_retry_seconds(min(entry.tries for entry in again), left, self._random)
+        again_at = now + settlement_retry_seconds(min(entry.tries for entry in again), left, self._random)
+        # The last try is made when the first of them is old enough to be given up, not up to half a minute later.
+        given_up_at = (_given_up_at(entry) for entry in again if not isinstance(entry.settlement, Release))
+        again_at = min([again_at, *given_up_at])
         for entry in again:
             entry.enter(Phase.SETTLING)
             if throttled:
                 self._offer(entry)  # the pacing gate says when
             else:
-                self._retries[type(entry.settlement)].push(now + pause, entry)
+                self._retries[type(entry.settlement)].push(again_at, entry)
 
 
-def _is_too_old(entry: Entry, now: float) -> bool:
-    """Whether a settlement that failed, or never got its turn, is given up."""
-    return now > max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)
+def _given_up_at(entry: Entry) -> float:
+    """From when on a delete or a forward that fails, or that never got its turn, is not tried again."""
+    return max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)
 
 
 def _unanswered(receipt: Receipt) -> EntryAnswer:

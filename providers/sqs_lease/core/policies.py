@@ -116,7 +116,8 @@ class Growing(RenewalPolicy):
     crash of everything delays redelivery by at most ``growth`` of the work that it destroyed.
 
     It renews when max(``margin``, min(20 s, two thirds)) of the period is left. With a visibility timeout of 30 s, an
-    outage of 20 s that begins at any moment costs no lease, and 1 000 messages take 1 600 requests in an hour.
+    outage of 20 s costs no lease, whenever it begins, and 1 000 messages take 1 600 requests in an hour. (One that
+    begins within a twentieth of a second of a renewal ends with the lease itself: it may cost it.)
 
     Attributes:
         growth: Share of the time already worked that one extension may cover; 1 by default.

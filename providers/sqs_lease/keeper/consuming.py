@@ -6,7 +6,7 @@ each message by the end of its work. Workers are threads or tasks, which take wh
     receive -> waits (unclaimed) -> a worker claims it -> its work ends -> settled, with others by calls of ten
 
 - **At most ``max_messages`` are in hand**, waiting or worked on. It receives again when there is room for ten, or when
-  no message waits for a worker.
+  no more messages are offered than there are workers.
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
   ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
@@ -51,7 +51,6 @@ MOST_BATCHES: Final = 32
 
 STOP_SECONDS: Final = 20.0
 """How long work that has begun may go on when a consumer stops. Containers are killed 30 s after SIGTERM, mostly."""
-
 
 _COUNTED_BY_BATCH: Final = ("extensions", "extension_calls", "late")
 

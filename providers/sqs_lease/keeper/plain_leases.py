@@ -14,6 +14,9 @@ seconds since the epoch, by the clock of the machine that wrote it. The next hol
 - A calendar that is ahead cannot be told from an outage: the deadlines have passed by it. Such leases are in doubt,
   too, so SQS is asked: it extends or refuses each. What the calendar says beyond a deadline does not count for the age
   of a lease, so that neither ``max_lease`` nor the 12 hours keep a good lease from being extended.
+- One thing is left: a lease in doubt is extended by the visibility timeout, which may be less than it had. If its
+  holder dies before the host writes that down, the next one reads the older text, and may rely on a lease for longer
+  than it lasts. That takes a calendar that is wrong by more than the margin and a process killed in that gap.
 
 The plain values contain the receipt handles, with which a message can be deleted. A caller that stores them must
 encrypt them, or write them where only their user can read them.
