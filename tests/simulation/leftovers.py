@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextvars import Context
 
 from sqs_lease.core.ledger import Ledger
@@ -31,10 +31,10 @@ def leftovers(keeper: Keeper, *, at_end: bool) -> Iterator[str]:
 
 def _filled(owner: QueueDriver | Ledger) -> Iterator[str]:
     for name, kept in vars(owner).items():
-        if isinstance(kept, str | Context):
+        # By the method, because this is asked some million times: a check of the type Sized takes five times as long.
+        if not hasattr(kept, "__len__") or isinstance(kept, str | Context) or not kept:
             continue
         inner = list(kept.values()) if isinstance(kept, dict) else []
         # A table of containers has a fixed set of keys; what counts is in them.
-        containers = inner if inner and all(isinstance(one, Sized) for one in inner) else [kept]
-        if any(isinstance(one, Sized) and len(one) for one in containers):
+        if not inner or not all(hasattr(one, "__len__") for one in inner) or any(map(len, inner)):
             yield name
