@@ -164,7 +164,7 @@ class Checker:
                     self._check_stale_release(entry)
                 case AuditKind.DELETED:
                     self._check_delete(entry, in_dead_letter_queue=in_dead_letter_queue)
-            if _is_meddled_with(entry):
+            if self._is_meddled_with(entry):
                 meddled_with.add(newest)
 
     def _check_delete(self, entry: AuditEntry, *, in_dead_letter_queue: bool) -> None:
@@ -251,7 +251,7 @@ class Checker:
     def _may_be_wrong(self, record: LeaseRecord) -> bool:
         """Whether the process may have been sure of a lease that had ended: its calendar, or a stale handle."""
         events = self._events(record.receipt.message_id)
-        return self._store.by_handle[record.receipt.handle].optimism > 0 or any(map(_is_meddled_with, events))
+        return self._store.by_handle[record.receipt.handle].optimism > 0 or any(map(self._is_meddled_with, events))
 
     def _check_certainty(self, process: str, record: LeaseRecord) -> None:
         """A message becomes visible only when its holder is not sure of it any more."""
@@ -312,14 +312,18 @@ class Checker:
         if record.goes_by_calendar and self._store.by_handle[record.receipt.handle].optimism > 0:
             return
         match record.settled.outcome:
-            case Outcome.DELETED if not any(entry.kind in _GONE or _is_meddled_with(entry) for entry in events):
+            case Outcome.DELETED if not any(entry.kind in _GONE or self._is_meddled_with(entry) for entry in events):
                 self._journal.violated("5 what is deleted is gone", what, at=settled_at)
             case Outcome.DEAD_LETTERED if not in_dead_letter_queue:
                 self._journal.violated("5 what is dead-lettered is in the dead-letter queue", what, at=settled_at)
             case Outcome.RELEASED if not any(call.kind is Kind.RELEASE for call in record.calls):
                 self._journal.violated("5 what is released was released", what, at=record.settled_at)
 
+    def _is_meddled_with(self, entry: AuditEntry) -> bool:
+        """Whether somebody's call changed the message's visibility behind its holder's back.
 
-def _is_meddled_with(entry: AuditEntry) -> bool:
-    """Whether somebody who held the message before changed its visibility, which a standard queue allows."""
-    return entry.stale and entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED)
+        Of one who held the message before, which a standard queue allows, or one that arrived after its sender had
+        stopped waiting: it may shorten what a later call gave, also for the next holder.
+        """
+        changed = entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED)
+        return changed and (entry.stale or self._journal.arrived_late(entry))

@@ -221,10 +221,16 @@ class Journal:
         return any(call.kind is kind for call in self._calls_of(entry))
 
     def was_given_up(self, entry: AuditEntry) -> bool:
-        """Whether the call that did this arrived after its sender had stopped waiting for it."""
+        """Whether the sender of the call that did this had no answer to it."""
         return entry.kind is not AuditKind.RECEIVED and any(
             call.ended_at is None or call.ended_at < call.arrives_at or call.verdicts is None
             for call in self._calls_of(entry)
+        )
+
+    def arrived_late(self, entry: AuditEntry) -> bool:
+        """Whether the call that did this arrived after its sender had stopped waiting for it."""
+        return entry.kind is not AuditKind.RECEIVED and any(
+            call.ended_at is not None and call.ended_at < call.arrives_at for call in self._calls_of(entry)
         )
 
     def _calls_of(self, entry: AuditEntry) -> Sequence[SentCall]:

@@ -583,12 +583,12 @@ class ConsumerProcess:
         self._journal.say(self.name, "passes on", run)
         del self._watched[run.number]
         now = self._world_now()
-        if not isinstance(run.policy, Never):
-            # A lease that is never extended is not extended by its holder's leaving either.
-            last = LastExtension.of(watched.policy, until=now + seconds, since=now)
-            self._note_holdings(watched, watched.batch.leases(), policy=last)
+        # A lease that is never extended is not extended by its holder's leaving either, at least not in time.
+        is_never = isinstance(run.policy, Never)
+        last = run.policy if is_never else LastExtension.of(watched.policy, until=now + seconds, since=now)
+        self._note_holdings(watched, watched.batch.leases(), policy=last)
         written = await watched.batch.pass_on(seconds)
-        if not isinstance(run.policy, Never) and self._world_now() < now + self._plan.call_timeout_seconds:
+        if not is_never and self._world_now() < now + self._plan.call_timeout_seconds:
             receipts = [lease.receipt for lease in written.leases]
             check_extended(self._journal, self.name, receipts, now, seconds)
         check_written(self._journal, self.name, self.clock, written)
