@@ -6,13 +6,13 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import botocore
 import pytest
+from botocore.handlers import BUILTIN_HANDLERS
 from botocore.session import get_session
 
-from sqs_lease.sqs.boto3_sessions import boto3_session, botocore_session
+from sqs_lease.sqs.boto3_sessions import boto3_session, sqs_session
 
 
 @pytest.fixture(autouse=True)
@@ -73,31 +73,28 @@ def test_credentials_regions_and_handlers_are_not_shared() -> None:
     assert keys == ["first", "second"]
 
 
-def handlers(emitter: Any) -> list[Any]:
-    """All handlers of a session, each with its event, in the order in which they are called."""
-    found: list[Any] = []
-
-    def look(node: Any, event: str) -> None:
-        for section in node["values"] or ():
-            found.extend((event, handler) for handler in section)
-        for chunk in sorted(node["children"]):
-            look(node["children"][chunk], f"{event}.{chunk}")
-
-    look(emitter._emitter._handlers._root, "")
-    return found
+SERVICES = ("sqs", "sts", "sso", "sso-oidc", "signin")
+"""SQS, and those that credentials come from."""
 
 
-def test_a_session_has_the_handlers_that_a_session_of_botocore_has() -> None:
-    usual = handlers(get_session().get_component("event_emitter"))
-    assert len(usual) > 50
-    assert handlers(botocore_session().get_component("event_emitter")) == usual
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_events_of_sqs_and_of_credentials_have_the_handlers_that_botocore_gives_them(service: str) -> None:
+    usual = get_session()
+    operations = usual.get_service_model(service).operation_names
+    kinds = {event.partition(".")[0] for event, *_ in BUILTIN_HANDLERS} - {"docs"}
+    events = [f"{kind}.{service}" for kind in kinds]
+    events += [f"{kind}.{service}.{operation}" for kind in kinds for operation in operations]
+    ours, theirs = sqs_session().get_component("event_emitter"), usual.get_component("event_emitter")
+    found = [theirs._emitter._handlers.prefix_search(theirs._alias_event_name(event)) for event in events]
+    assert any(found)
+    assert [ours._handlers.prefix_search(event) for event in events] == found
 
 
 def test_a_handler_of_one_session_is_not_called_for_another() -> None:
     seen: list[str] = []
-    first, second = botocore_session(), botocore_session()
-    first.register("creating-client-class.sqs", lambda **_: seen.append("first"))
-    third = botocore_session()
+    first, second = sqs_session(), sqs_session()
+    first.get_component("event_emitter").register("creating-client-class.sqs", lambda **_: seen.append("first"))
+    third = sqs_session()
     for other in (second, third):
         boto3_session(source=other).client("sqs")
     assert seen == []

@@ -13,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError, NoRegionError
 
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
-from sqs_lease.sqs.boto3_sessions import boto3_session, botocore_session
+from sqs_lease.sqs.boto3_sessions import boto3_session, sqs_session
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.parameter_checks import check_all_calls
 from sqs_lease.sqs.user_agent import reuse_user_agent
@@ -109,11 +109,11 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
     access = AwsAccess() if access is None else access
     queue_region = None if queue is None else queue_reference(queue).region
     with translate_client_errors(queue or ""):
-        session = boto3_session(profile_name=access.profile_name, region_name=access.region_name)
+        session = boto3_session(source=sqs_session(), profile_name=access.profile_name, region_name=access.region_name)
         if session.region_name is None:
             if queue_region is None:
                 raise NoRegionError
-            session = boto3_session(profile_name=access.profile_name, region_name=queue_region)
+            session = boto3_session(source=sqs_session(), profile_name=access.profile_name, region_name=queue_region)
         # botocore would notice with the first call only.
         if session.get_credentials() is None:
             raise NoCredentialsError
@@ -157,6 +157,6 @@ def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session
             )
             return DeferredRefreshableCredentials(method=_METHOD, refresh_using=fetcher.fetch_credentials)
 
-    session = botocore_session()
+    session = sqs_session()
     session.register_component("credential_provider", CredentialResolver([Role()]))
     return session
