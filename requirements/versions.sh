@@ -2,7 +2,8 @@
 # Runs pytest in an environment of its own in .versions, for `make versions`:
 #   versions.sh PYTHON RESOLUTION ROOM PROJECT BESIDE [what pytest takes ...]
 # PROJECT names its extras, for example .[spark]; BESIDE is what else is installed, with spaces between.
-# RESOLUTION is pinned (as in development.txt), lowest (of what pyproject.toml names) or newest.
+# RESOLUTION is pinned (as in development.txt), lowest (of what pyproject.toml names), newest, or a platform whose
+# constraints are in platforms/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,6 +15,7 @@ case $resolution in
 pinned) options=(--constraint requirements/development.txt) ;;
 lowest) options=(--resolution lowest-direct) ;;
 newest) options=() ;;
+*) options=(--constraint "requirements/platforms/$resolution.txt") ;;
 esac
 .venv/bin/uv venv --quiet --clear --no-python-downloads --python "$python" "$environment"
 .venv/bin/uv pip install --quiet --python "$environment/bin/python" "${options[@]}" \
