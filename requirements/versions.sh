@@ -15,10 +15,19 @@ case $resolution in
 pinned) options=(--constraint requirements/development.txt) ;;
 lowest) options=(--resolution lowest-direct) ;;
 newest) options=() ;;
-*) options=(--constraint "requirements/platforms/$resolution.txt") ;;
+*)
+    # Without the test tools that Airflow pins for its own tests.
+    mkdir -p .versions
+    grep -v ^pytest "requirements/platforms/$resolution.txt" >".versions/$resolution.txt"
+    options=(--constraint ".versions/$resolution.txt" "apache-airflow==${resolution#*-}")
+    ;;
+esac
+case $room in
+older_airflow) tools=() profile=() ;; # they are newer than what is beside it
+*) tools=(--requirement requirements/versions.in) profile=(--hypothesis-profile=ci) ;;
 esac
 .venv/bin/uv venv --quiet --clear --no-python-downloads --python "$python" "$environment"
 .venv/bin/uv pip install --quiet --python "$environment/bin/python" "${options[@]}" \
-    --requirement requirements/versions.in --editable "$project" "${beside[@]}"
+    "${tools[@]}" --editable "$project" "${beside[@]}"
 .venv/bin/uv pip list --quiet --python "$environment/bin/python" --format json >"$environment/packages.json"
-exec "$environment/bin/python" -m pytest -q --hypothesis-profile=ci "$@"
+exec "$environment/bin/python" -m pytest -q "${profile[@]}" "$@"

@@ -26,10 +26,15 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 RESOLUTIONS: Final = ("pinned", "lowest", "newest")
 """As requirements/development.txt pins them; the lowest that pyproject.toml allows; the newest that it allows."""
 
-PLATFORMS: Final = {"mwaa-3.3.1": ("3.12", "airflow")}
+PLATFORMS: Final = {
+    "mwaa-3.3.1": ("3.12", "airflow"),
+    "mwaa-3.0.6": ("3.12", "older_airflow"),
+    "mwaa-2.11.0": ("3.12", "older_airflow"),
+}
 """The constraint files in requirements/platforms, each with the Python that the platform has, and the room for it.
 
-Amazon MWAA's file is Airflow's own for that release: it holds wherever Airflow is installed as its documentation says.
+Amazon MWAA's files are Airflow's own for those releases: they hold wherever Airflow is installed as its documentation
+says.
 """
 
 
@@ -73,6 +78,8 @@ ROOMS: Final = {
             "mypy>=1.18",
         ),
     ),
+    # The base install, which works within one task.
+    "older_airflow": Room((), ("tests/older_airflow",), ("apache-airflow", "boto3"), ("pytest", "pytest-timeout")),
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
         ("avro", "connect", "java", "postgres", "spark", "xml"),
@@ -97,6 +104,13 @@ class Cell:
         return f"{self.python} {self.resolution} {self.room}"
 
     @property
+    def is_there(self) -> bool:
+        """Whether such an environment is tested: a platform has one Python, and is for one room."""
+        if self.resolution in PLATFORMS:
+            return PLATFORMS[self.resolution] == (self.python, self.room)
+        return self.room != "older_airflow"
+
+    @property
     def command(self) -> Command:
         """What tests it."""
         room = ROOMS[self.room]
@@ -105,7 +119,7 @@ class Cell:
             self.python,
             self.resolution,
             self.room,
-            f".[{','.join(room.extras)}]",
+            f".[{','.join(room.extras)}]" if room.extras else ".",
             " ".join(room.beside),
         )
         left_out = (f"--deselect={test}" for test in room.left_out)
@@ -125,8 +139,9 @@ def cells(pythons: Sequence[str] = (), resolutions: Sequence[str] = (), rooms: S
     for room in rooms or ROOMS:
         for resolution in resolutions or (*RESOLUTIONS, *PLATFORMS):
             for python in pythons or PYTHONS:
-                if PLATFORMS.get(resolution, (python, room)) == (python, room):
-                    yield Cell(python, resolution, room)
+                cell = Cell(python, resolution, room)
+                if cell.is_there:
+                    yield cell
 
 
 def commit_of(root: Path) -> str:
