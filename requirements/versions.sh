@@ -2,7 +2,8 @@
 # Runs pytest in an environment of its own in .versions, for `make versions`:
 #   versions.sh PYTHON RESOLUTION ROOM PROJECT BESIDE [what pytest takes ...]
 # PROJECT names its extras, for example .[spark]; BESIDE is what else is installed, with spaces between.
-# RESOLUTION is pinned (as in development.txt), lowest (of what pyproject.toml names) or newest.
+# RESOLUTION is pinned (as in development.txt), lowest (of what pyproject.toml names), newest, or a platform whose
+# constraints are in platforms/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,9 +15,19 @@ case $resolution in
 pinned) options=(--constraint requirements/development.txt) ;;
 lowest) options=(--resolution lowest-direct) ;;
 newest) options=() ;;
+*)
+    # Without the test tools that Airflow pins for its own tests.
+    mkdir -p .versions
+    grep -v ^pytest "requirements/platforms/$resolution.txt" >".versions/$resolution.txt"
+    options=(--constraint ".versions/$resolution.txt" "apache-airflow==${resolution#*-}")
+    ;;
+esac
+case $room in
+older_airflow) tools=() profile=() ;; # they are newer than what is beside it
+*) tools=(--requirement requirements/versions.in) profile=(--hypothesis-profile=ci) ;;
 esac
 .venv/bin/uv venv --quiet --clear --no-python-downloads --python "$python" "$environment"
 .venv/bin/uv pip install --quiet --python "$environment/bin/python" "${options[@]}" \
-    --requirement requirements/versions.in --editable "$project" "${beside[@]}"
+    "${tools[@]}" --editable "$project" "${beside[@]}"
 .venv/bin/uv pip list --quiet --python "$environment/bin/python" --format json >"$environment/packages.json"
-exec "$environment/bin/python" -m pytest -q --hypothesis-profile=ci "$@"
+exec "$environment/bin/python" -m pytest -q "${profile[@]}" "$@"

@@ -36,8 +36,9 @@ from sqs_lease.keeper.session import LeasesLostError, SettlementError
 from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
+from sqs_lease.version import VERSION
 
-__version__: Final = "0.1.0"
+__version__: Final = VERSION
 
 __all__ = [
     "AsyncConsumer",

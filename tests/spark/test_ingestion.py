@@ -361,7 +361,9 @@ def test_a_commit_that_went_through_although_it_seemed_to_fail_is_not_undone(pla
 
 
 def test_a_job_that_fails_in_spark_leaves_no_files(place: Place) -> None:
-    source = BrokenSource(SCHEMA, fault=lambda rows: rows.withColumn("name", F.raise_error(F.lit("disk on fire"))))
+    # With a type: Spark 4.0 refuses a column without one before it asks for its values.
+    fire = F.raise_error(F.lit("disk on fire")).cast("string")
+    source = BrokenSource(SCHEMA, fault=lambda rows: rows.withColumn("name", fire))
 
     with pytest.raises(Exception, match="disk on fire"):
         place.ingest(good([1, 2]), source=source)

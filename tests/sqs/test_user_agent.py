@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from botocore.useragent import UserAgentString
 
+import sqs_lease
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.user_agent import reuse_user_agent
 from tests.sqs import clients
@@ -46,6 +47,11 @@ def test_the_header_says_what_it_says_in_a_client_of_boto3(endpoint_url: str, mo
     usual = clients.boto3_client(endpoint_url)
     assert without_features(sent_by(ours)) == without_features(sent_by(usual))
     assert "app/shop" in sent_by(ours)
+
+
+def test_the_header_names_the_package_and_its_version(endpoint_url: str) -> None:
+    client = make_client(AwsAccess(region_name="us-east-1", endpoint_url=endpoint_url))
+    assert sent_by(client).endswith(f" sqs-lease/{sqs_lease.__version__}")
 
 
 def test_the_text_is_built_once_for_all_requests_of_a_client_and_again_for_another(

@@ -73,7 +73,9 @@ def _options() -> argparse.Namespace:
     processes.add_argument("--again", action="store_true", help="run also what passed on these sources before")
     on_versions = kinds.add_parser("versions", help="the deterministic tests on each Python and set of dependencies")
     on_versions.add_argument("--python", action="append", choices=versions.PYTHONS, default=[])
-    on_versions.add_argument("--resolution", action="append", choices=versions.RESOLUTIONS, default=[])
+    on_versions.add_argument(
+        "--resolution", action="append", choices=(*versions.RESOLUTIONS, *versions.PLATFORMS), default=[]
+    )
     on_versions.add_argument("--room", action="append", choices=versions.ROOMS, default=[])
     return parser.parse_args()
 

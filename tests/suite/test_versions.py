@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from datetime import date
@@ -16,6 +17,7 @@ from tests.suite.versions import (
     BEGIN,
     END,
     PAGE,
+    PLATFORMS,
     PYTHONS,
     RESOLUTIONS,
     RESULTS,
@@ -33,7 +35,7 @@ DAY = date(2026, 1, 2)
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
-    (tmp_path / PAGE).write_text(f"before\n\n{BEGIN}\nold\n{END}\nafter\n")
+    (tmp_path / PAGE).write_text(f"before\n\n{BEGIN}\nstale\n{END}\nafter\n")
     for command in (
         ["init", "--quiet"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-qm", "a"],
@@ -60,8 +62,8 @@ def test_what_was_seen_is_in_the_table_and_all_else_was_not_run(checkout: Path) 
     )
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
-    assert "old" not in page
-    assert page.count("not run") == len(ROOMS) * len(RESOLUTIONS) * len(PYTHONS) - 1
+    assert "stale" not in page
+    assert page.count("not run") == len(list(cells())) - 1
 
 
 def test_cells_that_did_not_run_again_keep_what_was_seen(checkout: Path) -> None:
@@ -93,7 +95,22 @@ def test_a_row_names_the_commit_and_whether_the_files_were_others(checkout: Path
 def test_some_cells_are_chosen() -> None:
     chosen = [cell.name for cell in cells(["3.13"], ["lowest"])]
     assert chosen == ["3.13 lowest core", "3.13 lowest airflow", "3.13 lowest dagster", "3.13 lowest spark"]
-    assert len(list(cells())) == len(ROOMS) * len(RESOLUTIONS) * len(PYTHONS)
+    assert len(list(cells())) == (len(ROOMS) - 1) * len(RESOLUTIONS) * len(PYTHONS) + len(PLATFORMS)
+
+
+def test_a_platform_is_tested_on_its_python_and_for_its_room() -> None:
+    (cell,) = cells(resolutions=["mwaa-3.3.1"])
+    assert (cell.python, cell.room) == ("3.12", "airflow")
+    row = next(line for line in with_table(f"{BEGIN}{END}", {}).splitlines() if "mwaa" in line)
+    assert row == "| airflow, mwaa-3.3.1 | - | - | not run | - |"
+
+
+def test_the_constraints_of_a_platform_are_names_and_versions_only() -> None:
+    files = {file.stem for file in (ROOT / "requirements" / "platforms").iterdir()}
+    assert files == set(PLATFORMS)
+    for platform in PLATFORMS:
+        for line in (ROOT / "requirements" / "platforms" / f"{platform}.txt").read_text().splitlines():
+            assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line), line
 
 
 def test_the_page_has_the_table_of_the_results() -> None:

@@ -1,8 +1,8 @@
 """On which Pythons and releases the deterministic tests pass: `make versions`, and the table of docs/versions.md.
 
 Each cell is an environment of its own: a Python, a room of the package with only the extras that this room needs, and
-one of three resolutions of their dependencies. What a run saw is kept beside the page, so that a run of some cells
-leaves the others as they were seen last.
+one of three resolutions of their dependencies, or the constraint file of a platform. What a run saw is kept beside the
+page, so that a run of some cells leaves the others as they were seen last.
 """
 
 from __future__ import annotations
@@ -25,6 +25,17 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 
 RESOLUTIONS: Final = ("pinned", "lowest", "newest")
 """As requirements/development.txt pins them; the lowest that pyproject.toml allows; the newest that it allows."""
+
+PLATFORMS: Final = {
+    "mwaa-3.3.1": ("3.12", "airflow"),
+    "mwaa-3.0.6": ("3.12", "older_airflow"),
+    "mwaa-2.11.0": ("3.12", "older_airflow"),
+}
+"""The constraint files in requirements/platforms, each with the Python that the platform has, and the room for it.
+
+Amazon MWAA's files are Airflow's own for those releases: they hold wherever Airflow is installed as its documentation
+says.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,8 @@ ROOMS: Final = {
             "mypy>=1.18",
         ),
     ),
+    # The base install, which works within one task.
+    "older_airflow": Room((), ("tests/older_airflow",), ("apache-airflow", "boto3"), ("pytest", "pytest-timeout")),
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
         ("avro", "connect", "java", "postgres", "spark", "xml"),
@@ -91,6 +104,13 @@ class Cell:
         return f"{self.python} {self.resolution} {self.room}"
 
     @property
+    def is_there(self) -> bool:
+        """Whether such an environment is tested: a platform has one Python, and is for one room."""
+        if self.resolution in PLATFORMS:
+            return PLATFORMS[self.resolution] == (self.python, self.room)
+        return self.room != "older_airflow"
+
+    @property
     def command(self) -> Command:
         """What tests it."""
         room = ROOMS[self.room]
@@ -99,7 +119,7 @@ class Cell:
             self.python,
             self.resolution,
             self.room,
-            f".[{','.join(room.extras)}]",
+            f".[{','.join(room.extras)}]" if room.extras else ".",
             " ".join(room.beside),
         )
         left_out = (f"--deselect={test}" for test in room.left_out)
@@ -117,9 +137,11 @@ class Cell:
 def cells(pythons: Sequence[str] = (), resolutions: Sequence[str] = (), rooms: Sequence[str] = ()) -> Iterator[Cell]:
     """Some of the cells; all of a kind when none of it is named."""
     for room in rooms or ROOMS:
-        for resolution in resolutions or RESOLUTIONS:
+        for resolution in resolutions or (*RESOLUTIONS, *PLATFORMS):
             for python in pythons or PYTHONS:
-                yield Cell(python, resolution, room)
+                cell = Cell(python, resolution, room)
+                if cell.is_there:
+                    yield cell
 
 
 def commit_of(root: Path) -> str:
@@ -155,11 +177,18 @@ def with_table(page: str, results: dict[str, dict[str, object]]) -> str:
         "| --- " * (len(PYTHONS) + 2) + "|",
     ]
     for room in ROOMS:
-        for resolution in RESOLUTIONS:
-            found = [results.get(Cell(python, resolution, room).name) for python in PYTHONS]
-            told = ["not run" if one is None else f"{one['seen']} ({one['on']}, {one['commit']})" for one in found]
-            lines.append(f"| {room}, {resolution} | {_packages(found)} | " + " | ".join(told) + " |")
+        for resolution in (*RESOLUTIONS, *PLATFORMS):
+            tested = {cell.python: results.get(cell.name) for cell in cells((), (resolution,), (room,))}
+            told = [_told(tested[python]) if python in tested else "-" for python in PYTHONS]
+            if tested:
+                lines.append(
+                    f"| {room}, {resolution} | {_packages(list(tested.values()))} | " + " | ".join(told) + " |"
+                )
     return "\n".join([before + BEGIN, "", *lines, "", END + after])
+
+
+def _told(result: dict[str, object] | None) -> str:
+    return "not run" if result is None else f"{result['seen']} ({result['on']}, {result['commit']})"
 
 
 def _packages(found: Sequence[dict[str, object] | None]) -> str:

@@ -1,18 +1,32 @@
-"""The Airflow plugin of this package, found by the entry point ``airflow.plugins`` in every process of Airflow."""
+"""The Airflow plugin of this package, found by the entry point ``airflow.plugins`` in every process of Airflow.
+
+The base install may be beside an older Airflow, where only ``lease`` within a task works. Its processes load the entry
+point, too, and get a plugin with nothing in it: one that cannot be imported would be an error in each of their logs.
+"""
 
 from __future__ import annotations
 
-from airflow.sdk.plugins_manager import AirflowPlugin
+from airflow import __version__ as airflow_version
 
-from sqs_lease.airflow.failures import listener
-from sqs_lease.airflow.page.site import NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
+if tuple(map(int, airflow_version.split(".")[:2])) >= (3, 3):
+    from airflow.sdk.plugins_manager import AirflowPlugin
 
+    from sqs_lease.airflow.failures import listener
+    from sqs_lease.airflow.page.site import NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 
-class SqsLeasePlugin(AirflowPlugin):
-    """Registers the listener that reports failed work to its keeper, and the page *SQS leases*."""
+    class SqsLeasePlugin(AirflowPlugin):
+        """Registers the listener that reports failed work to its keeper, and the page *SQS leases*."""
 
-    # As Airflow declares them.
-    name = "sqs_lease"
-    listeners = [listener]  # noqa: RUF012
-    fastapi_apps = [{"app": LeasesSite(), "url_prefix": URL_PREFIX, "name": "SQS leases"}]  # noqa: RUF012
-    external_views = [NAVIGATION_VIEW, RUN_VIEW]  # noqa: RUF012
+        # As Airflow declares them.
+        name = "sqs_lease"
+        listeners = [listener]  # noqa: RUF012
+        fastapi_apps = [{"app": LeasesSite(), "url_prefix": URL_PREFIX, "name": "SQS leases"}]  # noqa: RUF012
+        external_views = [NAVIGATION_VIEW, RUN_VIEW]  # noqa: RUF012
+
+else:
+    from airflow.plugins_manager import AirflowPlugin as OlderAirflowPlugin
+
+    class SqsLeasePlugin(OlderAirflowPlugin):  # type: ignore[no-redef]
+        """Registers nothing."""
+
+        name = "sqs_lease"

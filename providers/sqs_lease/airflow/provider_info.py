@@ -70,7 +70,6 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": integration,
                 "python-modules": [
                     "sqs_lease.airflow.operators",
-                    "sqs_lease.airflow.operators",
                     "sqs_lease.airflow.queues.redrive",
                     "sqs_lease.airflow.spark_operator",
                 ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -114,9 +115,9 @@ class MessageParser:
             staged = table.stage(plan(self.batch.without(messages, without) if len(without) else messages), batch_id)
         try:
             # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
-            reasons = [row for observation in observed for row in observation.get.get("reasons", [])]
+            reasons = [row for observation in observed for row in json.loads(observation.get.get("reasons", "[]"))]
             return staged, pa.Table.from_arrays(
-                [[row[0] for row in reasons], [row[1] for row in reasons]], schema=REASONS
+                [[row[MESSAGE_ID] for row in reasons], [row[REASON] for row in reasons]], schema=REASONS
             )
         except BaseException:
             table.discard(staged)
@@ -151,7 +152,8 @@ class MessageParser:
         rows = self.plan(messages).withColumn(BATCH_ID, F.lit(batch_id))
         return (
             (table.judged(rows, REASON) if isinstance(table, JudgingTable) else rows)
-            .observe(observation, F.collect_list(reason).alias("reasons"))
+            # As a text: Spark 4.0 gives an observed array to Python as an object of Java.
+            .observe(observation, F.to_json(F.collect_list(reason)).alias("reasons"))
             .where(F.col(REASON).isNull())
             .drop(REASON)
         )

@@ -18,6 +18,7 @@ from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.parameter_checks import check_all_calls
 from sqs_lease.sqs.user_agent import reuse_user_agent
 from sqs_lease.sqs.validation import queue_reference
+from sqs_lease.version import VERSION
 
 if TYPE_CHECKING:
     import boto3
@@ -61,6 +62,8 @@ def client_config(connections: int = DEFAULT_CONNECTIONS) -> Config:
         retries={"total_max_attempts": 1, "mode": "standard"},
         # Connections idle between extensions would otherwise be dropped silently by NAT gateways (350 s on AWS).
         tcp_keepalive=True,
+        # AWS support and CloudTrail see what made a call.
+        user_agent_extra=f"sqs-lease/{VERSION}",
     )
 
 

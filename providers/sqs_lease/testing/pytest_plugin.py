@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -24,8 +24,8 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
     queues = LeasedQueues()
     monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)
     monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
-    # By name: only Airflow's part of the package makes transports for DAGs.
-    if find_spec("airflow") is not None:
+    # By name: only Airflow's part of the package makes transports for DAGs. In older ones it cannot be imported.
+    if _airflow() >= (3, 3):
         for module in ("receiving.worker", "queues.worker_calls"):
             monkeypatch.setattr(
                 f"sqs_lease.airflow.{module}.make_transport", lambda connection: MemoryTransport(queues.sqs)
@@ -34,3 +34,11 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
     # Not imported for it: most tests have no such sensor.
     if (lease_sensor := sys.modules.get("sqs_lease.dagster.lease_sensor.sensor")) is not None:
         lease_sensor.end_hosts()
+
+
+def _airflow() -> tuple[int, ...]:
+    """The major and minor version of the Airflow that is installed; empty where none is, or one before 3."""
+    try:
+        return tuple(int(part) for part in version("apache-airflow-core").split(".")[:2])
+    except PackageNotFoundError:
+        return ()

@@ -1,0 +1,14 @@
+"""An older Airflow says nothing about the plugin that it cannot have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow import plugins_manager
+
+
+def test_the_plugin_is_no_import_error() -> None:
+    plugins_manager.ensure_plugins_loaded()
+    # Newer ones have a function for it.
+    errors: Any = getattr(plugins_manager, "import_errors", {})
+    assert not [name for name in errors if "sqs_lease" in name]
