@@ -175,8 +175,10 @@ class Checker:
     def _check_order(self, message_ids: Sequence[str]) -> None:
         received_last = received = -1.0
         for message_id in message_ids:
+            # Its copy is out of the way then; that it comes again, when its delete was lost, holds nothing back.
+            dead_lettered_at = self._dead_lettered_at(message_id)
             for entry in self._events(message_id):
-                if entry.kind is AuditKind.RECEIVED:
+                if entry.kind is AuditKind.RECEIVED and entry.at < dead_lettered_at:
                     received = entry.at
                 elif entry.kind is AuditKind.DELETED and entry.at < received_last:
                     record = self._journal.lease(entry.caller, Receipt(message_id, entry.handle))
@@ -184,6 +186,18 @@ class Checker:
                         detail = f"{entry}; an earlier one of its group was received at {received_last:.3f}"
                         self._journal.violated("1 a message group keeps its order", detail, at=entry.at)
             received_last = max(received_last, received)
+
+    def _dead_lettered_at(self, message_id: str) -> float:
+        """When a process first heard that a message is in the dead-letter queue."""
+        return min(
+            (
+                record.settled_at
+                for (_, receipt), record in self._journal.leases().items()
+                if receipt.message_id == message_id and record.settled_at is not None and record.settled is not None
+                if record.settled.outcome is Outcome.DEAD_LETTERED
+            ),
+            default=math.inf,
+        )
 
     def _check_stale_release(self, entry: AuditEntry) -> None:
         run = self._store.by_handle.get(entry.handle)

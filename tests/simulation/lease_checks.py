@@ -184,6 +184,8 @@ class LeaseChecker:
             if (
                 entry.handle == held.record.receipt.handle
                 and entry.at <= held.holding.at
+                # At that very moment the next holder may have extended it already.
+                and (entry.at < held.holding.at or entry.caller == held.process)
                 and entry.until is not None
                 and not self._journal.was_given_up(entry)
             ):
