@@ -19,6 +19,7 @@ from tests.suite.plans import (
     quick_check,
     whole_test,
 )
+from tests.suite.versions import ROOMS
 
 TEST_FILES = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
 
@@ -29,6 +30,8 @@ def arguments_of_pytest() -> list[Path]:
 
 def test_every_test_file_is_in_one_part_or_among_the_tests_on_real_processes() -> None:
     places = [*arguments_of_pytest(), *(Path(command.arguments[-1]) for command in on_processes())]
+    # In environments of their own: `make versions`.
+    places += map(Path, ROOMS["older_airflow"].tests)
     where = {test: [place for place in places if test == place or place in test.parents] for test in TEST_FILES}
     assert {str(test): found for test, found in where.items() if len(found) != 1} == {}
 
