@@ -184,12 +184,12 @@ class LeaseChecker:
             if (
                 entry.handle == held.record.receipt.handle
                 and entry.at <= held.holding.at
-                # At that very moment the next holder may have extended it already.
-                and (entry.at < held.holding.at or entry.caller == held.process)
                 and entry.until is not None
                 and not self._journal.was_given_up(entry)
             ):
-                lasts_until = entry.until
+                # At that very moment the holder before, or the next one, may have extended it.
+                is_now = lasts_until is not None and entry.at == held.holding.at
+                lasts_until = max(lasts_until or 0.0, entry.until) if is_now else entry.until
         if lasts_until is not None and held.holding.deadline > lasts_until + held.holding.optimism + 1e-6:
             detail = f"{held.record.receipt} by {held.process}: {held.holding.deadline:.3f} for {lasts_until:.3f}"
             self._journal.violated("2 a deadline is never later than the service's", detail, at=held.holding.at)
