@@ -1,4 +1,4 @@
-"""The version of this package: what calls to AWS and Airflow's list of providers say."""
+"""The version of this package, which calls to AWS name. It is known also where nothing was installed."""
 
 from typing import Final
 
