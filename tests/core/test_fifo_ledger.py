@@ -172,6 +172,15 @@ def test_a_group_begins_afresh_when_all_of_it_has_ended() -> None:
     assert carry_out(ledger, 7) == [DeleteCall(7, (again,))]
 
 
+def test_nothing_is_left_of_a_group_that_has_ended() -> None:
+    ledger = ledger_of("group", "group")
+    ledger.settle(FIRST, Release(), 5)
+    ledger.settle(SECOND, Delete(), 5)
+    assert len(ledger._groups) == 1
+    carry_out(ledger, 5)
+    assert len(ledger._groups) == 0
+
+
 Step = tuple[str, int, object]
 steps = st.lists(
     st.one_of(
@@ -280,3 +289,48 @@ def test_a_group_that_was_received_again_as_a_whole_can_succeed() -> None:
         ledger.settle(receipt, Delete(), 41)
     deletes = [call.receipts for call in carry_out(ledger, 41)]
     assert deletes == [(again[0],), (again[1],)]
+
+
+def held_in_doubt_behind_lost_ones() -> Ledger:
+    """A batch that lost two messages of a group to a failed extension, and goes on with the third in doubt."""
+    ledger = ledger_of("group", "group", "group")
+    (extension,) = ledger.due(29)
+    verdicts = [Verdict.LOST, Verdict.LOST, Verdict.TRANSIENT]
+    ledger.report(extension, [EntryAnswer(*pair) for pair in zip(extension.receipts, verdicts, strict=True)], 31)
+    return ledger
+
+
+def test_a_group_that_was_lost_in_part_can_succeed_when_all_of_it_was_received_again() -> None:
+    ledger = held_in_doubt_behind_lost_ones()
+    again = [Receipt(f"m{number}", "second handle") for number in (1, 2, 3)]
+    for receipt in again:
+        ledger.hold(Lease(receipt, 32.0, 62.0, 2, "group"), POLICY)
+    ledger.take_events()
+    ledger.settle(again[2], Delete(), 33)
+    assert carry_out(ledger, 33) == []
+    assert ledger.waits_for_work(again[2]), "the first two are worked on again"
+    ledger.settle(again[1], Delete(), 34)
+    ledger.settle(again[0], Delete(), 35)
+    assert [call.receipts for call in carry_out(ledger, 35)] == [(again[0],), (again[1],), (again[2],)]
+    assert set(ended(ledger).values()) == {Outcome.DELETED}
+
+
+def test_what_was_held_behind_a_lost_message_goes_back_also_when_that_one_was_received_again() -> None:
+    ledger = held_in_doubt_behind_lost_ones()
+    ledger.hold(Lease(Receipt("m1", "second handle"), 32.0, 62.0, 2, "group"), POLICY)
+    ledger.settle(THIRD, Delete(), 33)
+    assert not any(isinstance(call, DeleteCall) for call in carry_out(ledger, 33))
+
+
+def test_what_is_received_after_a_message_went_back_may_succeed_while_the_group_still_ends() -> None:
+    ledger = ledger_of("group", "group")
+    ledger.settle(SECOND, DeadLetter("failed"), 5)
+    forward = only(ledger.due(5))
+    ledger.settle(FIRST, Release(), 5)
+    carry_out(ledger, 5)
+    # Another consumer had the first since then: the queue gives out no third ahead of it.
+    ledger.hold(Lease(THIRD, 8.0, 38.0, message_group_id="group"), POLICY)
+    ledger.settle(THIRD, Delete(), 9)
+    ledger.report(forward, answers(forward, Verdict.DONE), 9)
+    carry_out(ledger, 9)
+    assert ended(ledger)["m3"] is Outcome.DELETED

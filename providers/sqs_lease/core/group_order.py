@@ -8,15 +8,20 @@ Deleting message k + 1 while k goes back would have k processed after it. So thr
   deleted, although their own work succeeded, and come again after it, in order.
 - A message that went to the dead-letter queue holds nothing back: it is out of the way.
 
+A message that is received again takes its former place, even if it had gone back: the queue gives out a message only
+when none of its group is in flight, so all that is held from before is behind it. For the same reason, what went back
+concerns only those that had joined by then.
+
 :class:`GroupOrder` keeps these rules within a ledger, for what is pending. :func:`hold_back` and :func:`ready` say the
 same beforehand, for hosts that write down what they are about to settle.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from sqs_lease.core.events import Outcome
@@ -29,6 +34,8 @@ class Member(Protocol):
 
     sequence: int
     """A unique number."""
+    joined: int
+    """When it joined its group: a higher number than that of those that joined before. The order sets it."""
     rank: int
     """Its place within its group: a higher number than that of the members before it. The order sets it."""
     group: str | None
@@ -39,6 +46,10 @@ class Member(Protocol):
     """Whether its delete waits for earlier members. The order sets it."""
     goes_back: bool
     """Whether an earlier member was returned while another group had both. The order sets it."""
+
+    @property
+    def receipt(self) -> Receipt:
+        """Which reception of which message this is."""
 
     @property
     def is_undecided(self) -> bool:
@@ -55,13 +66,14 @@ _Member = TypeVar("_Member", bound=Member)
 class _Group(Generic[_Member]):
     """The members of one group. Those that moved on are dropped when they come up."""
 
-    __slots__ = ("members", "returned_from", "undecided", "waiting")
+    __slots__ = ("members", "places", "returned", "undecided", "waiting")
 
     def __init__(self) -> None:
-        self.members: deque[_Member] = deque()
+        self.members: list[tuple[int, int, _Member]] = []  # a heap by rank
         self.undecided: list[tuple[int, int, _Member]] = []  # a heap by rank
         self.waiting: list[tuple[int, int, _Member]] = []  # a heap by rank, the latest first: ranks are negative here
-        self.returned_from: int | None = None  # what is behind this place goes back
+        self.places: dict[str, _Member] = {}  # by message: who has its place, or had it last
+        self.returned: list[tuple[int, int]] = []  # what has a higher rank and joined by then goes back; both rise
 
 
 class GroupOrder(Generic[_Member]):
@@ -80,25 +92,18 @@ class GroupOrder(Generic[_Member]):
         return len(self._groups)
 
     def join(self, member: _Member) -> None:
-        """Hold a message behind those of its group that are held already."""
+        """Hold a message behind those of its group that are held already, or in the place that it had before."""
         if member.group is None:
             return
         if (held := self._groups.get(member.group)) is None:
             held = self._groups[member.group] = _Group()
         self._joined += 1
-        member.rank = self._joined
-        held.members.append(member)
+        former = held.places.get(member.receipt.message_id)
+        member.joined = self._joined
+        member.rank = self._joined if former is None else former.rank
+        held.places[member.receipt.message_id] = member
+        heappush(held.members, (member.rank, member.sequence, member))
         heappush(held.undecided, (member.rank, member.sequence, member))
-
-    def replace(self, older: _Member, newer: _Member) -> bool:
-        """Give a newer reception of a message the place of the older one; return whether both are of one group."""
-        if newer.group is None or newer.group != older.group:
-            return False
-        held = self._groups[newer.group]
-        newer.rank = older.rank
-        held.members[held.members.index(older)] = newer
-        heappush(held.undecided, (newer.rank, newer.sequence, newer))
-        return True
 
     def decide(self, member: _Member) -> list[_Member]:
         """Take in that a settlement was decided for a member; return those whose settlements may begin now.
@@ -150,7 +155,7 @@ class GroupOrder(Generic[_Member]):
         freed: list[_Member] = []
         former = self._groups[left]
         while (each := self._first(left)) is not None:
-            former.members.popleft()
+            heappop(former.members)
             each.goes_back = each.goes_back or self._is_behind_returned(former, each)
             each.group = group
             self.join(each)
@@ -175,16 +180,16 @@ class GroupOrder(Generic[_Member]):
         """The earliest message of a group that has not ended."""
         held = self._groups.get(group)
         while held is not None and held.members:
-            if _is_member(held.members[0], group):
-                return held.members[0]
-            held.members.popleft()
+            if _is_member(held.members[0][2], group):
+                return held.members[0][2]
+            heappop(held.members)
         return None
 
-    @staticmethod
-    def _return_from(held: _Group[_Member], member: _Member) -> list[_Member]:
+    def _return_from(self, held: _Group[_Member], member: _Member) -> list[_Member]:
         """A message goes back to the queue: the deletes that wait behind it become releases, and may begin."""
-        if held.returned_from is None or member.rank < held.returned_from:
-            held.returned_from = member.rank
+        while held.returned and held.returned[-1][0] >= member.rank:
+            held.returned.pop()
+        held.returned.append((member.rank, self._joined))
         freed: list[_Member] = []
         while held.waiting and -held.waiting[0][0] > member.rank:
             _, _, later = heappop(held.waiting)
@@ -196,7 +201,8 @@ class GroupOrder(Generic[_Member]):
 
     @staticmethod
     def _is_behind_returned(held: _Group[_Member], member: _Member) -> bool:
-        return held.returned_from is not None and held.returned_from < member.rank
+        since = bisect_left(held.returned, member.joined, key=itemgetter(1))
+        return since < len(held.returned) and held.returned[since][0] < member.rank
 
 
 def _is_member(member: Member, group: str) -> bool:

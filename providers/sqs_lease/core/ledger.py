@@ -168,6 +168,7 @@ class Entry(Struct, eq=False, gc=False):
     phase: Phase = Phase.WAITING
     token: int = 0
     place: int = -1
+    joined: int = 0
     rank: int = 0
     final: bool = False  # it cannot be extended beyond its deadline
     has_lapsed: bool = False  # its deadline passed, and no extension was confirmed since
@@ -577,11 +578,9 @@ class Ledger:
         if entry.receipt in self._called:
             # It was forgotten while a call about it was under way; nothing is sent beside that call.
             entry.phase = Phase.EXTENDING
-        took_place = other is not None and self._groups.replace(other, entry)
+        self._groups.join(entry)
         if other is not None:
-            self._lose(other, "the message was received again", took_place=took_place)
-        if not took_place:
-            self._groups.join(entry)
+            self._lose(other, "the message was received again", took_place=other.group == entry.group)
         self._entries[lease.receipt] = entry
         self._by_message[lease.receipt.message_id] = entry
         return entry
