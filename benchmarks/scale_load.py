@@ -64,6 +64,8 @@ from sqs_lease.core.ledger import Outlook
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
+from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
 RECEIVE_TASK: Final = "orders"
@@ -271,7 +273,7 @@ class Supervisor:
 
     Args:
         load: How much there is to hold.
-        batch_ids: The batch of each run that was started so far.
+        leases: The lease of each run that was started so far, as its XCom has it.
 
     Attributes:
         asked: Requests by kind.
@@ -279,11 +281,11 @@ class Supervisor:
         reports: What keepers reported when they ended.
     """
 
-    def __init__(self, load: Load, batch_ids: Mapping[str, str]) -> None:
+    def __init__(self, load: Load, leases: Mapping[str, Mapping[str, Any]]) -> None:
         self.asked: Counter[str] = Counter()
         self.state = "running"
         self.reports: list[Mapping[str, Any]] = []
-        self._batch_ids = batch_ids
+        self._leases = leases
         self._xcoms: dict[tuple[str, str, str], Any] = {}
         self._free_at = 0.0
 
@@ -307,7 +309,7 @@ class Supervisor:
                 return TaskStatesResult(task_states=dict.fromkeys(run_ids or (), asked))
             case GetXCom(run_id=run_id, task_id=task_id, key=key):
                 if key == LEASE_KEY:
-                    return XComResult(key=key, value={"batch_id": self._batch_ids[run_id]})
+                    return XComResult(key=key, value=self._leases[run_id])
                 return XComResult(key=key, value=self._xcoms.get((run_id, task_id, key)))
             case SetXCom(run_id=run_id, task_id=task_id, key=key, value=value):
                 self._xcoms[run_id, task_id, key] = value
@@ -390,8 +392,8 @@ class Triggerer:
         self._clock = clock
         self._transports: list[CountingTransport] = []
         self._calls: Counter[str] = Counter()
-        self._batch_ids: dict[str, str] = {}
-        self._supervisor = Supervisor(load, self._batch_ids)
+        self._leases: dict[str, Mapping[str, Any]] = {}
+        self._supervisor = Supervisor(load, self._leases)
         self._meter = Meter(self._calls, self._supervisor.asked, load.stub_url, clock)
         self._running: set[asyncio.Task[None]] = set()
 
@@ -412,15 +414,16 @@ class Triggerer:
         if phase.finished:
             async with self._meter.phase("hold") as phase:
                 phase.finished = await self._until(lambda: self._are_extended(EXTENSIONS), LONGEST_HOLD_SECONDS)
-        batches, leases = len(keepers.batches), sum(one.batch.count_held() for one in keepers.batches.values())
-        extensions = sum(one.batch.extensions for one in keepers.batches.values())
+        held = self._held()
+        batches, leases = len(held), sum(batch.count_held() for batch in held)
+        extensions = sum(batch.extensions for batch in held)
         if phase.finished:
             self._supervisor.state = "success"
             async with self._meter.phase("settle") as phase:
                 phase.finished = await self._until(lambda: not self._running, LONGEST_SETTLEMENT_SECONDS)
         watching.cancel()
         (transport,) = self._transports
-        reports = [*self._supervisor.reports, *(asdict(one.batch.report()) for one in keepers.batches.values())]
+        reports = [*self._supervisor.reports, *(asdict(batch.report()) for batch in self._held())]
         return {
             "phases": [asdict(phase) for phase in self._meter.phases],
             "leases": leases,
@@ -463,7 +466,7 @@ class Triggerer:
                 trigger = SqsLeaseKeeperTrigger(**{name: decode(value) for name, value in stored.items()})
                 del stored
                 run_id = f"run_{run}"
-                self._batch_ids[run_id] = trigger.lease["batch_id"]
+                self._leases[run_id] = trigger.lease
                 trigger.task_instance = cast(
                     "Any",
                     SimpleNamespace(dag_id=self._load.dag_id(run), run_id=run_id, task_id=KEEPER_TASK, map_index=-1),
@@ -478,9 +481,12 @@ class Triggerer:
         task.result()
 
     def _are_extended(self, times: int) -> bool:
-        batches = self._keepers.batches.values()
-        wanted = times * self._load.messages
-        return len(batches) == self._load.runs and all(one.batch.extensions >= wanted for one in batches)
+        batches, wanted = self._held(), times * self._load.messages
+        return len(batches) == self._load.runs and all(batch.extensions >= wanted for batch in batches)
+
+    def _held(self) -> list[Batch]:
+        """The batches of the triggers that run."""
+        return [batch for shared in self._keepers._keepers.values() for batch in shared.keeper._batches]
 
     @staticmethod
     async def _until(is_over: Callable[[], bool], longest_seconds: float) -> bool:
@@ -500,6 +506,11 @@ async def _run(trigger: SqsLeaseKeeperTrigger) -> None:
         await trigger.cleanup()
 
 
+def receiving_of(load: Load, run: int) -> RunOfTask:
+    """The task that received the messages of a run."""
+    return RunOfTask(load.dag_id(run), f"run_{run}", RECEIVE_TASK)
+
+
 def triggers(load: Load, received_at: float) -> Iterator[str]:
     """The encrypted arguments of each trigger, of messages that were received at a time since the epoch."""
     for run in range(load.runs):
@@ -510,14 +521,14 @@ def triggers(load: Load, received_at: float) -> Iterator[str]:
                 Lease(Receipt(name, name.ljust(HANDLE_CHARACTERS, "x")), received_at, received_at + VISIBILITY_SECONDS)
             )
         handed = HandedLease(
-            uuid.uuid4().hex,
             f"{load.stub_url}/000000000000/{load.dag_id(run)}",
             Growing(visibility=VISIBILITY_SECONDS),
             AwsConnection(),
-            leases,
+            WrittenBatch(uuid.uuid4().hex, received_at, tuple(leases)),
+            len(leases),
         )
         trigger = SqsLeaseKeeperTrigger(
-            lease=handed.encode(),
+            lease=handed.encode(receiving_of(load, run)),
             receive_task_id=RECEIVE_TASK,
             work=plain_work([WorkTask(WORK_TASK, returns=False)]),
             on_failure=encode_failure_rule(release()),

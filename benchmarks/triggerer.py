@@ -224,7 +224,7 @@ class Bench:
                 connection.execute(text(statement), {"state": state, "task_id": task_id})
             connection.execute(text("update dag_run set state = 'running'"))
         triggers = [
-            (dag_id, run_id, KEEPER_TASK, IDLE_TRIGGER if idle else self._keeper_trigger(dag_id))
+            (dag_id, run_id, KEEPER_TASK, IDLE_TRIGGER if idle else self._keeper_trigger(dag_id, run_id))
             for dag_id, run_id in zip(wanted, runs, strict=True)
         ]
         if not idle:
@@ -240,12 +240,14 @@ class Bench:
         self._since = time.time()
         self.stack.start("triggerer")
 
-    def _keeper_trigger(self, dag_id: str) -> tuple[str, dict[str, Any]]:
+    def _keeper_trigger(self, dag_id: str, run_id: str) -> tuple[str, dict[str, Any]]:
+        from sqs_lease.airflow.airflow_api.requests import RunOfTask
         from sqs_lease.airflow.aws_connection import AwsConnection
         from sqs_lease.core.failure_rules import release
         from sqs_lease.core.messages import Lease, Receipt
         from sqs_lease.core.policies import Growing
         from sqs_lease.core.specs import encode_failure_rule
+        from sqs_lease.keeper.plain_leases import WrittenBatch
 
         keep: Any = package_module("airflow.triggers.keep", "airflow.keeping.trigger")
         rules: Any = package_module("airflow.settlement.rules", "airflow.keeping.settling")
@@ -258,15 +260,15 @@ class Bench:
                 Lease(Receipt(name, name.ljust(HANDLE_CHARACTERS, "x")), received_at, received_at + VISIBILITY_SECONDS)
             )
         handed = transfer.HandedLease(
-            uuid.uuid4().hex,
             f"{self._stub_url}/000000000000/{dag_id}",
             Growing(visibility=VISIBILITY_SECONDS),
             AwsConnection(),
-            leases,
+            WrittenBatch(uuid.uuid4().hex, received_at, tuple(leases)),
+            len(leases),
         )
         mapped = self.scale.mapped
         trigger: BaseTrigger = keep.SqsLeaseKeeperTrigger(
-            lease=handed.encode(),
+            lease=handed.encode(RunOfTask(dag_id, run_id, "orders")),
             receive_task_id="orders",
             work=keep.plain_work([rules.WorkTask(WORK_TASK, mapped=mapped, per_message=mapped, returns=False)]),
             on_failure=encode_failure_rule(release()),
@@ -281,9 +283,9 @@ class Bench:
 
         with create_session() as session:
             for dag_id, run_id, _, (_, kwargs) in triggers:
-                batch = {"batch_id": kwargs["lease"]["batch_id"]}
+                lease = kwargs["lease"]
                 XComModel.set(
-                    "lease", batch, task_id="orders", dag_id=dag_id, run_id=run_id, serialize=False, session=session
+                    "lease", lease, task_id="orders", dag_id=dag_id, run_id=run_id, serialize=False, session=session
                 )
 
     def _expand(self, dag_ids: Sequence[str]) -> None:

@@ -236,8 +236,6 @@ class ActedOnRun:
             await end(triggerer)
 
     async def _kill(self, triggerer: VirtualTriggerer) -> None:
-        for shared in list(triggerer.keepers.batches.values()):
-            shared.owner = None  # for hand-offs: they end
         with suppress(Exception):
             await triggerer.kill()
         for shared_keeper in list(triggerer.keepers._keepers.values()):
@@ -336,7 +334,7 @@ class ActedOnRun:
         self._say(f"{key} {state}")
         if state == "success":
             lease = self._supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
-            receipts = [one.receipt for one in HandedLease.decode(lease).leases]
+            receipts = [one.receipt for one in HandedLease.decode(lease, RECEIVE).leases]
             if self._work is CHECK:
                 index = int(key.rpartition("_")[2])
                 receipts = receipts[index : index + 1]

@@ -13,7 +13,7 @@ from airflow.triggers.base import TaskSuccessEvent
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.receiving.collector import with_visibility
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS
 from sqs_lease.core.policies import Fixed, Growing, Threshold
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState, Outages
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
@@ -104,23 +104,6 @@ def test_a_triggerer_that_dies_right_after_it_took_the_leases_over_costs_nothing
     assert not world.events(AuditKind.EXPIRED, AuditKind.RELEASED)
 
 
-def test_the_triggerer_that_received_stops_extending_before_the_other_one_releases(world: LeasedMessages) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"))
-        await asyncio.sleep(15)
-        world.states["load"] = "failed"
-        running = world.keep(world.triggerer("second"))
-        started_at = world.clock.now()
-        await running.ended()
-        assert world.clock.now() - started_at >= TAKEOVER_SECONDS
-        await asyncio.sleep(600)
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    released_at = min(entry.at for entry in world.events(AuditKind.RELEASED))
-    assert not [entry for entry in world.events(AuditKind.CHANGED) if entry.at > released_at]
-
-
 @asynccontextmanager
 async def another_consumer(world: LeasedMessages) -> AsyncIterator[None]:
     """Somebody else, who takes for ten minutes whatever is visible."""
@@ -141,87 +124,6 @@ def extended_after_release(world: LeasedMessages) -> list[AuditEntry]:
     """The extensions of messages by their former holders."""
     released_at = min(entry.at for entry in world.events(AuditKind.RELEASED))
     return [entry for entry in world.events(AuditKind.CHANGED) if entry.at >= released_at]
-
-
-@pytest.mark.parametrize("waited_seconds", [5, 30, 120, 121, 123, 125, 127, 129])
-def test_nothing_is_released_while_the_one_that_received_may_not_have_heard_of_the_takeover(
-    world: LeasedMessages, waited_seconds: float
-) -> None:
-    """It asks less and less often, the longer no triggerer runs the keeper's trigger."""
-
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(waited_seconds)
-        world.states["load"] = "failed"
-        async with another_consumer(world):
-            await world.keep(world.triggerer("second")).ended()
-            await asyncio.sleep(60)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
-
-
-@pytest.mark.parametrize("waited_seconds", [120, 124, 127])
-def test_a_keeper_that_is_marked_right_after_a_takeover_releases_when_the_other_one_has_stopped(
-    world: LeasedMessages, waited_seconds: float
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(waited_seconds)
-        running = world.keep(world.triggerer("second"))
-        await asyncio.sleep(0.2)
-        async with another_consumer(world):
-            world.states[KEEP.task_id] = "failed"
-            await running.cancel(USER_ACTION)
-            await asyncio.sleep(60)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
-
-
-def test_a_keeper_that_is_cleared_right_after_a_takeover_settles_when_the_other_one_has_stopped(
-    world: LeasedMessages,
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(120)
-        second = world.triggerer("second")
-        running = world.keep(second)
-        await asyncio.sleep(0.2)
-        world.states[KEEP.task_id] = None
-        await running.cancel(USER_ACTION)
-        # Before the triggerer that received has read it.
-        forget_tries(world)
-        world.states["load"] = "failed"
-        async with another_consumer(world):
-            await world.keep(second, tried_before=True).ended()
-            await asyncio.sleep(60)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_keeper_that_starts_after_the_handoff_timeout_leaves_alone_what_was_released(
-    world: LeasedMessages, elsewhere: bool
-) -> None:
-    async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first, Fixed(visibility=30, every=1), handoff_timeout_seconds=60.0)
-        world.states[KEEP.task_id] = "queued"
-        async with another_consumer(world):
-            await asyncio.sleep(70)
-            running = world.keep(world.triggerer("second") if elsewhere else first)
-            await asyncio.sleep(60)
-            world.states["load"] = "failed"
-            await running.ended()
-            await asyncio.sleep(60)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -269,96 +171,6 @@ def test_a_keeper_that_is_cleared_with_failed_work_leaves_alone_what_was_release
     world.run(scenario)
     assert not extended_after_release(world)
     assert world.message_states() == ALL_HELD
-
-
-def test_a_keeper_that_begins_again_where_it_was_received_does_not_hold_what_another_triggerer_gives_back(
-    world: LeasedMessages,
-) -> None:
-    """It is marked right after a takeover that the one that received has not read of, and cleared at once."""
-
-    async def scenario() -> None:
-        first = world.triggerer("first")
-        await world.receive(first, Fixed(visibility=30, every=1))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(120)
-        running = world.keep(world.triggerer("second"))
-        await asyncio.sleep(0.2)
-        async with another_consumer(world):
-            world.states[KEEP.task_id] = "failed"
-            ending = asyncio.create_task(running.cancel(USER_ACTION))
-            await asyncio.sleep(0.2)
-            forget_tries(world)
-            world.keep(first, tried_before=True)
-            await ending
-            await asyncio.sleep(60)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_keeper_that_is_cleared_and_then_marked_right_after_a_takeover_is_given_back_once(
-    world: LeasedMessages, begins: bool
-) -> None:
-    """Both triggerers hold the batch for the next try, and Airflow has deleted which of them took it over."""
-
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"), Fixed(visibility=30, every=1))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(120)
-        running = world.keep(world.triggerer("second"))
-        await asyncio.sleep(0.2)
-        world.states[KEEP.task_id] = None
-        await running.cancel(USER_ACTION)
-        if begins:
-            forget_tries(world)
-            world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(3)
-        async with another_consumer(world):
-            world.states[KEEP.task_id] = "failed"
-            await asyncio.sleep(20)
-            assert world.events(AuditKind.RELEASED)
-            await asyncio.sleep(120)
-
-    world.run(scenario)
-    assert not extended_after_release(world)
-    assert [entry.caller for entry in world.events(AuditKind.RELEASED)] == ["second"] * 3
-    assert world.message_states() == ALL_HELD
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_a_keeper_that_is_cleared_and_marked_before_it_begins_gives_back_at_once(
-    world: LeasedMessages, told: bool
-) -> None:
-    async def scenario() -> None:
-        await world.receive(first := world.triggerer("first"))
-        if told:
-            await first.kill()
-        keeping = world.triggerer("second") if told else first
-        running = world.keep(keeping)
-        await asyncio.sleep(60)
-        world.states[KEEP.task_id] = None
-        await running.cancel(USER_ACTION)
-        await asyncio.sleep(3)
-        world.states[KEEP.task_id] = "failed"
-        await asyncio.sleep(10)
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-
-
-def test_a_triggerer_does_not_spin_while_a_keeper_that_no_trigger_ran_for_waits_for_its_next_try(
-    world: LeasedMessages,
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(10)
-        world.states[KEEP.task_id] = "queued"
-        await asyncio.sleep(60)
-        assert world.message_states() == ALL_HELD
-
-    world.run(scenario)
 
 
 def forget_tries(world: LeasedMessages) -> None:
@@ -522,24 +334,6 @@ def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_b
     assert world.report()["late"] == 0
 
 
-def test_a_message_whose_keeper_began_elsewhere_after_a_long_wait_is_released_when_its_work_fails(
-    world: LeasedMessages,
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"))
-        world.states[KEEP.task_id] = "queued"
-        # Several times the visibility timeout that the messages were received with.
-        await asyncio.sleep(120)
-        taken_over = world.keep(world.triggerer("second"))
-        world.states["load"] = "failed"
-        await taken_over.ended()
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
-    assert world.report()["late"] == 0
-
-
 def test_a_lease_that_lapsed_is_not_released_by_whoever_took_over(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first = world.triggerer("first")
@@ -605,7 +399,7 @@ def test_nothing_is_settled_right_after_the_process_stood_still(world: LeasedMes
         # While this process stands still, another triggerer may take over, and release.
         world.states["load"] = "failed"
         world.clock.advance(15)
-        await asyncio.sleep(TAKEOVER_SECONDS - 2)
+        await asyncio.sleep(AFTER_STALL_SECONDS - 2)
         assert world.message_states() == ALL_HELD
         await running.ended()
         assert world.message_states() == ALL_VISIBLE
@@ -766,31 +560,6 @@ def test_a_keeper_that_is_cleared_again_as_it_begins_leaves_word_of_what_the_fir
     assert {entry.message_id for entry in by_second} == {world.ids[2]}
 
 
-def test_messages_of_a_keeper_that_defers_twice_within_a_second_come_back_at_once_when_their_work_fails(
-    world: LeasedMessages,
-) -> None:
-    """It is cleared while no triggerer has room, and defers again before anybody sees a state in between."""
-
-    async def scenario() -> None:
-        _, running = await keep_on_first(world, seconds=60)
-        world.states[KEEP.task_id] = "queued"
-        await running.cancel(USER_ACTION)
-        await asyncio.sleep(10)
-        forget_tries(world)
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(60)
-        forget_tries(world)
-        again = world.keep(world.triggerer("second"), tried_before=True)
-        await asyncio.sleep(3)
-        world.states["load"] = "failed"
-        await again.ended()
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    assert not world.events(AuditKind.EXPIRED)
-    assert world.report()["released"] == 3
-
-
 def test_the_next_try_may_begin_before_the_old_one_is_told(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
@@ -851,50 +620,6 @@ def test_nothing_is_settled_by_a_keeper_whose_task_is_no_longer_deferred(world: 
     assert not world.events(AuditKind.RELEASED)
 
 
-def test_messages_are_left_to_the_next_try_when_it_begins_while_airflow_is_asked(world: LeasedMessages) -> None:
-    async def scenario() -> None:
-        triggerer = world.triggerer()
-        await world.receive(triggerer)
-        old = world.keep(triggerer)
-        await asyncio.sleep(5)
-        claimed_by = object()
-
-        def claim(request: Any) -> None:
-            triggerer.keepers.claim("batch", claimed_by, lambda event: None)
-
-        world.states[KEEP.task_id] = "failed"
-        world.supervisor.on_request = claim
-        await old.cancel(USER_ACTION)
-        assert world.message_states() == ALL_HELD
-        assert triggerer.keepers.batches["batch"].owner is claimed_by
-
-    world.run(scenario)
-    assert not world.events(AuditKind.RELEASED)
-
-
-# Without a triggerer for the keeper's trigger
-
-
-def test_a_keeper_whose_trigger_runs_elsewhere_ten_minutes_after_it_deferred_settles_everything(
-    world: LeasedMessages,
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(900)
-        assert world.message_states() == ALL_HELD
-        running = world.keep(world.triggerer("second"))
-        await asyncio.sleep(60)
-        world.states["load"] = "failed"
-        await running.ended()
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    assert not world.events(AuditKind.EXPIRED)
-    assert {entry.caller for entry in world.events(AuditKind.RELEASED)} == {"second"}
-    assert world.report()["late"] == 0
-
-
 def test_the_counts_of_the_report_go_on_after_a_takeover(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first = world.triggerer("first")
@@ -915,19 +640,6 @@ def test_the_counts_of_the_report_go_on_after_a_takeover(world: LeasedMessages) 
     assert len(by_first) + len(by_second) - world.report()["extensions"] in (0, 3)
     assert len(by_second) < world.report()["extensions"]
     assert world.report()["late"] == 3
-
-
-def test_the_counts_of_the_report_go_on_after_a_long_wait_for_the_keeper(world: LeasedMessages) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer("first"))
-        world.states[KEEP.task_id] = "deferred"
-        await asyncio.sleep(300)
-        resumed = world.keep(world.triggerer("second"))
-        world.states["load"] = "success"
-        await resumed.ended()
-
-    world.run(scenario)
-    assert world.report()["extensions"] == len(world.events(AuditKind.CHANGED))
 
 
 # After the batch was given back

@@ -13,12 +13,13 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.settlement.lost_leases import CALLBACK_SECONDS, FAIL, WARN, encode_on_lost
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.policies import Growing, Never
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, RunningTrigger, VirtualTriggerer
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, RunningTrigger
 
 CALLS: list[dict[str, Any]] = []
 
@@ -82,10 +83,11 @@ async def keep_and_lose(world: LeasedMessages, on_lost: Any) -> RunningTrigger:
     return running
 
 
-def delete_elsewhere(world: LeasedMessages, triggerer: VirtualTriggerer, position: int) -> None:
+def delete_elsewhere(world: LeasedMessages, position: int) -> None:
     """Delete a message behind the keeper's back, so that its next extension is refused."""
-    lease = triggerer.keepers.batches["batch"].batch.leases()[position]
-    world.sqs.delete(world.url, [lease.receipt], caller="other")
+    lease = world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
+    receipt = HandedLease.decode(lease, RECEIVE).leases[position].receipt
+    world.sqs.delete(world.url, [receipt], caller="other")
 
 
 @pytest.mark.parametrize(("on_lost", "event"), [(WARN, TaskSuccessEvent), (FAIL, TriggerEvent)], ids=["warn", "fail"])
@@ -110,7 +112,7 @@ def test_the_keeper_fails_only_after_it_settled_the_rest(world: LeasedMessages) 
         await world.receive(triggerer)
         running = world.keep(triggerer, on_lost=FAIL)
         await asyncio.sleep(5)
-        delete_elsewhere(world, triggerer, 1)
+        delete_elsewhere(world, 1)
         await asyncio.sleep(60)
         world.states["load"] = "success"
         assert [type(one) for one in await running.ended()] == [TriggerEvent]
@@ -257,7 +259,7 @@ def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMes
         await world.receive(triggerer, Growing(visibility=9))
         running = world.keep(triggerer)
         await asyncio.sleep(8)
-        delete_elsewhere(world, triggerer, 1)
+        delete_elsewhere(world, 1)
         # The next extension finds out, sooner than the keeper leaves word of how long the leases last.
         await asyncio.sleep(7)
         noted = Progress.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, PROGRESS_KEY])
@@ -276,7 +278,7 @@ def test_a_message_found_lost_only_when_it_is_settled_is_told_as_well(world: Lea
         await world.receive(triggerer)
         running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback(note, {"to": "me"})))
         await asyncio.sleep(5)
-        delete_elsewhere(world, triggerer, 1)
+        delete_elsewhere(world, 1)
         world.states["load"] = "failed"
         await running.ended()
 

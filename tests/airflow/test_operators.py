@@ -20,17 +20,17 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.transfer.lease import LEASE_KEY
 from sqs_lease.airflow.transfer.status import KEEPS_KEY
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
 from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.core.policies import Growing
 from tests.airflow.contexts import context_of
+from tests.airflow.handed import handed_lease
 from tests.airflow.scripted_comms import ScriptedComms
 
 HANDLE = "AQEB" + "x" * 300
@@ -60,11 +60,14 @@ def keeper_of(dag: DAG) -> SqsLeaseKeeperOperator:
     return keeper
 
 
+RECEIVING = RunOfTask("shop", "run", "orders")
+
+
 class TaskInstance(SimpleNamespace):
     """A task instance as an operator sees it, with XComs of its own."""
 
     def __init__(self, map_index: int = -1, *, lease: dict[str, Any] | None = None) -> None:
-        super().__init__(map_index=map_index, try_number=1, dag_id="shop", run_id="run")
+        super().__init__(map_index=map_index, try_number=1, dag_id="shop", run_id="run", task_id="orders")
         self.states: dict[str, str | None] = {}
         self.pulled = {LEASE_KEY: lease}
         self.pushed: dict[str, Any] = {}
@@ -273,4 +276,4 @@ def _execute_body(operator: Any, task_instance: TaskInstance) -> None:
 
 def _lease() -> dict[str, Any]:
     lease = Lease(Receipt("m0", HANDLE), 0.0, 30.0)
-    return HandedLease("batch", "https://sqs/1/orders", Growing(visibility=30.0), AwsConnection(), [lease]).encode()
+    return handed_lease([lease], queue_url="https://sqs/1/orders").encode(RECEIVING)

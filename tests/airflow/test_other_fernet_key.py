@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +14,13 @@ from cryptography.fernet import Fernet
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api import requests as sdk
 from sqs_lease.airflow.receiving.worker import give_back_handed
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
-from sqs_lease.airflow.transfer.payload import PayloadError, load_lease
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, PayloadError
+from sqs_lease.airflow.transfer.payload import load_lease
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
 from tests.airflow.contexts import context_of
-from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
+from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.test_worker_lease import TaskInstance, execute
-from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
+from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, execute
 
 KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
 
@@ -88,12 +86,12 @@ def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(q
     assert queue.visible == []
     keys.triggerer()
     with pytest.raises(PayloadError, match=r"same.*fernet_key") as raised:
-        run_virtual(lambda: load_lease(lease), clock=VirtualClock())
-    assert "2 messages" in str(raised.value)
-    assert lease["sealed_leases"][:20] not in str(raised.value)
+        run_virtual(lambda: load_lease(lease, RECEIVING), clock=VirtualClock())
+    assert "task 'orders' of DAG 'shop'" in str(raised.value)
+    assert lease["sealed"][:20] not in str(raised.value)
     keys.worker()
-    instance = SimpleNamespace(xcom_pull=lambda **_: lease)
-    event = {"error": str(raised.value), "give_back": lease["batch_id"]}
+    instance = SimpleNamespace(xcom_pull=lambda **_: lease, dag_id="shop", run_id="run", task_id="orders_keeper")
+    event = {"error": str(raised.value), "give_back": True}
     with pytest.raises(AirflowFailException, match=r"fernet_key.*2 of 2 messages were given back"):
         keeper.execute_complete(context_of(instance), event)
     assert queue.visible == ["a", "b"]
@@ -106,31 +104,12 @@ def test_the_keepers_trigger_resumes_a_worker_at_once(supervisor: ScriptedComms,
         keys.worker()
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        lease = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
-        lease["received_by_worker"] = True
         keys.triggerer()
         began_at = world.clock.now()
         (event,) = await world.keep(world.triggerer("second")).ended()
         assert world.clock.now() - began_at < 10
-        assert event.payload["give_back"] == lease["batch_id"]
+        assert event.payload["give_back"] is True
         assert "fernet_key" in event.payload["error"]
-
-    world.run(scenario)
-
-
-def test_a_lease_that_a_triggerer_may_still_hold_is_left_to_it(supervisor: ScriptedComms, keys: Keys) -> None:
-    world = LeasedMessages(supervisor)
-
-    async def scenario() -> None:
-        keys.worker()
-        await world.receive(world.triggerer())
-        keys.triggerer()
-        with pytest.raises(PayloadError):
-            await world.keep(world.triggerer("second")).ended()
-        assert world.message_states() == ALL_HELD
-        world.states["orders_keeper"] = "failed"
-        await asyncio.sleep(60)
-        assert set(world.message_states().values()) != set(ALL_HELD.values())
 
     world.run(scenario)
 
@@ -142,5 +121,5 @@ def test_a_worker_that_cannot_read_the_leases_either_says_when_the_messages_come
     keys.worker()
     _, lease = received(queue)
     keys.triggerer()
-    assert "come back when their visibility timeout ends" in give_back_handed(lease)
+    assert "come back when their visibility timeout ends" in give_back_handed(lease, RECEIVING)
     assert queue.visible == []

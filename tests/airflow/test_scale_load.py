@@ -11,7 +11,7 @@ from airflow.models.trigger import Trigger
 from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
-from benchmarks.scale_load import ANSWERS_A_SECOND, KEEPER_TASK, RECEIVE_TASK, WORK_TASK, Load, Supervisor, triggers
+from benchmarks.scale_load import ANSWERS_A_SECOND, KEEPER_TASK, RECEIVE_TASK, WORK_TASK, Load, Supervisor, receiving_of, triggers
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger
 from sqs_lease.testing import run_virtual
@@ -24,7 +24,7 @@ def test_each_run_has_a_trigger_of_its_own_leases() -> None:
     decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
     for stored in triggers(LOAD, received_at=1.7e9):
         kwargs = {name: decode(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
-        handed.append(HandedLease.decode(SqsLeaseKeeperTrigger(**kwargs).lease))
+        handed.append(HandedLease.decode(SqsLeaseKeeperTrigger(**kwargs).lease, receiving_of(LOAD, len(handed))))
     assert [one.queue_url.rpartition("/")[2] for one in handed] == ["held_0", "held_1", "held_0"]
     leases = [lease for one in handed for lease in one.leases]
     assert len({lease.receipt.message_id for lease in leases}) == LOAD.leases == 75
@@ -33,12 +33,12 @@ def test_each_run_has_a_trigger_of_its_own_leases() -> None:
 
 def test_the_supervisor_answers_one_request_after_the_other() -> None:
     async def scenario() -> None:
-        supervisor = Supervisor(LOAD, {"run_0": "b1"})
+        supervisor = Supervisor(LOAD, {"run_0": {"sealed": "b1"}})
         began = asyncio.get_running_loop().time()
         request = GetXCom(key=LEASE_KEY, dag_id="d", run_id="run_0", task_id=RECEIVE_TASK, map_index=-1)
         answers = await asyncio.gather(*(supervisor.asend(request) for _ in range(90)))
         assert asyncio.get_running_loop().time() - began == pytest.approx(90 / ANSWERS_A_SECOND)
-        assert {answer.value["batch_id"] for answer in answers} == {"b1"}
+        assert {answer.value["sealed"] for answer in answers} == {"b1"}
         assert supervisor.asked == {"GetXCom": 90}
 
     run_virtual(scenario)

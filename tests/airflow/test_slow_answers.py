@@ -12,7 +12,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 from sqs_lease.airflow.airflow_api.polling import MAX_RUNS_IN_REQUEST, QUESTIONS_AT_ONCE
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
+from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RunningTrigger, VirtualTriggerer
@@ -110,7 +110,7 @@ def test_an_answer_that_was_asked_for_before_a_stall_settles_nothing(world: Leas
         await asyncio.sleep(12)  # a question is under way
         world.states["load"] = "failed"
         world.clock.advance(15)
-        await asyncio.sleep(TAKEOVER_SECONDS - 1)
+        await asyncio.sleep(AFTER_STALL_SECONDS - 1)
         assert world.message_states() == ALL_HELD
         await running.ended()
         assert world.message_states() == ALL_VISIBLE

@@ -14,16 +14,15 @@ from airflow.models.trigger import Trigger
 from airflow.triggers.base import BaseTrigger
 
 from sqs_lease.airflow import SqsLeaseTrigger
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
 from sqs_lease.batch_files import manifest_extra
 from sqs_lease.core.failure_rules import release
-from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
+from tests.airflow.handed import handed_lease
+from tests.airflow.virtual_triggerer import RECEIVE
 
 KEEPER: Final = SqsLeaseKeeperTrigger(
-    lease=HandedLease("b1", "q", Growing(visibility=180), AwsConnection(), []).encode(),
+    lease=handed_lease([], batch_id="b1", queue_url="q").encode(RECEIVE),
     receive_task_id="orders",
     work=[],
     on_failure=encode_failure_rule(release()),

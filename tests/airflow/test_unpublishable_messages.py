@@ -181,7 +181,7 @@ def test_messages_behind_such_a_message_of_a_fifo_group_wait_with_it(supervisor:
     async def scenario() -> None:
         await world.receive(world.triggerer())
         assert {message["Body"] for message in published(world)} == {"a", "c"}
-        received = HandedLease.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]).leases
+        received = HandedLease.decode(world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY], RECEIVE).leases
         world.sqs.delete(world.url, [lease.receipt for lease in received])
         await asyncio.sleep(15)
         again = world.sqs.receive(world.url, max_messages=10, visibility_seconds=30)
@@ -273,7 +273,7 @@ def test_a_sensor_goes_on_without_what_airflow_refuses_for_a_reason_that_nobody_
         else:
             await receiving
             assert [message["Body"] for message in published(world)] == ["a", "b", "c"]
-            leases = HandedLease.decode(supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]).leases
+            leases = HandedLease.decode(supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY], RECEIVE).leases
             assert [lease.receipt.message_id for lease in leases] == [one["MessageId"] for one in published(world)]
         assert world.message_states()["poison"] is MessageState.IN_FLIGHT
         await asyncio.sleep(15)

@@ -35,11 +35,20 @@ from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
 
+RECEIVING = RunOfTask("shop", "run", "orders")
+
+
 class TaskInstance(SimpleNamespace):
     """A task instance as an operator sees it, which keeps what is pushed."""
 
     def __init__(self) -> None:
-        super().__init__(map_index=-1, try_number=1)
+        super().__init__(
+            dag_id=RECEIVING.dag_id,
+            run_id=RECEIVING.run_id,
+            task_id=RECEIVING.task_id,
+            map_index=-1,
+            try_number=1,
+        )
         self.pushed: dict[str, Any] = {}
         self.error: Exception | None = None
 
@@ -86,7 +95,7 @@ def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG
     messages = execute(sensor(dag, queue.url), task_instance)
     assert sorted(message["Body"] for message in messages) == ["a", "b"]
     assert all("ReceiptHandle" not in message for message in messages)
-    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING).leases
     assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
 
 
@@ -98,7 +107,7 @@ def test_the_leases_last_for_the_hand_off_although_nobody_extends_them(
     clock = leased_queues.sqs.clock
     began_at, began = clock.wall(), clock.now()
     execute(sensor(dag, queue.url, handoff_timeout=3000), task_instance)
-    handed = HandedLease.decode(task_instance.pushed[LEASE_KEY])
+    handed = HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING)
     assert began_at + 2999 < handed.leases[0].deadline < clock.wall() + 3001
     assert handed.policy.visibility_seconds == 300
     last = leased_queues.sqs.trail().entries()[-1]
@@ -113,7 +122,7 @@ def test_leases_that_are_never_to_be_extended_are_not(
     queue.send("a")
     task_instance = TaskInstance()
     execute(sensor(dag, queue.url, policy="never", handoff_timeout=3000), task_instance)
-    (lease,) = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    (lease,) = HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING).leases
     assert lease.deadline - leased_queues.sqs.clock.wall() <= 300
     assert of_kind(leased_queues, AuditKind.CHANGED) == 0
 
@@ -234,7 +243,7 @@ def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: LeasedQueue
 
 def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("a")
-    received = receive_locally(sensor(dag, queue.url)._options(), 60)
+    received = receive_locally(sensor(dag, queue.url)._options(), 60, RECEIVING)
     assert received is not None
     assert queue.visible == []
     give_back_what_is_left()

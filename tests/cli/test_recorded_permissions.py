@@ -25,6 +25,7 @@ from airflow.sdk import DAG
 import sqs_lease
 from sqs_lease import MessageFailed, async_lease, dead_letter, lease
 from sqs_lease.airflow import SqsMoveMessagesOperator, SqsQueueDepthSensor, read_messages
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.transfer.lease import HandedLease
 from sqs_lease.airflow.transfer.payload import load_lease, publishable, remove_files
@@ -35,6 +36,7 @@ from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_s
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
 from sqs_lease.keeper import moving
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
@@ -172,15 +174,15 @@ def test_the_depth_sensor_of_airflow(
 
 def test_batches_of_airflow_on_s3(wire: Wire, bucket: str, airflow_connection: None) -> None:
     messages = [Message(Receipt("m", "handle"), "body")]
-    handed = HandedLease(
-        "batch", "https://queue/orders", Growing(visibility=30.0), AwsConnection(), [Lease(messages[0].receipt, 1, 31)]
-    )
+    leases = WrittenBatch("batch", 1.0, (Lease(messages[0].receipt, 1, 31),))
+    handed = HandedLease("https://queue/orders", Growing(visibility=30.0), AwsConnection(), leases, 1)
+    receiving = RunOfTask("dag", "run", "orders")
 
     async def scenario() -> None:
-        place, value = await publishable(f"s3://aws_default@{bucket}/a/b", handed, messages)
+        stored, place, value = await publishable(f"s3://aws_default@{bucket}/a/b", handed, messages, receiving)
         assert [message["Body"] for message in read_messages(value)] == ["body"]
-        assert (await load_lease(place)).leases == handed.leases
-        await remove_files(place)
+        assert (await load_lease(place, receiving)).leases == handed.leases
+        await remove_files(stored)
 
     run_virtual(scenario, clock=VirtualClock())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -108,6 +110,20 @@ class TestPassingOn:
             await asyncio.sleep(2)
             assert len(ground.visible()) == 10, "the price of a hand-over without a next holder is bounded"
             assert ground.extensions() == 12
+
+        ground.run(scenario)
+
+    def test_a_keeper_keeps_nothing_of_a_batch_that_it_passed_on(self) -> None:
+        ground = Ground()
+
+        async def scenario() -> None:
+            keeper = ground.keeper()
+            batch = ground.receive(keeper)
+            held = weakref.ref(batch)
+            await batch.pass_on(300)
+            del batch
+            gc.collect()
+            assert held() is None
 
         ground.run(scenario)
 

@@ -59,7 +59,7 @@ class ReceivedLocally:
     messages: BatchValue
 
 
-def receive_locally(options: ReceiveOptions, wait_seconds: float) -> ReceivedLocally | None:
+def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTask) -> ReceivedLocally | None:
     """Receive a batch and hold it; None if no message came in time.
 
     Raises:
@@ -68,7 +68,7 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float) -> ReceivedLoc
         PayloadError: The batch cannot be stored.
     """
     with ExitStack() as ending:
-        holding = ending.enter_context(WorkerLease(options))
+        holding = ending.enter_context(WorkerLease(options, task))
         if not holding.receive(wait_seconds):
             return None
         messages = holding.publishable()
@@ -120,7 +120,8 @@ def settle_locally(
     report = held.settler.report() if held.settler is not None else {}
     del _held[batch_id]
     holding.close()
-    remove_batch(holding.lease)
+    if holding.handed is not None:
+        remove_batch(holding.handed)
     return report
 
 
@@ -145,7 +146,6 @@ async def _settle(
             on_failure,
             clock=held.holding.clock,
             inherited=Progress(),
-            settle_after=held.holding.clock.now(),
             signals=FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work]),
             ordered=ordered,
         )

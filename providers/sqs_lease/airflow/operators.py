@@ -26,7 +26,7 @@ from sqs_lease.airflow.receiving.worker import give_back_handed
 from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.settlement.rules import why_it_fails
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
+from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease, PayloadError, merge
 from sqs_lease.airflow.transfer.payload import BatchValue, merge_messages
 from sqs_lease.airflow.transfer.status import KEEPS_KEY, BatchStatus
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
@@ -39,8 +39,11 @@ from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=10)
-"""How long a received batch is held for a keeper that was not started yet."""
+DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(minutes=5)
+"""How long the messages of a batch stay invisible for a keeper that takes them over.
+
+Measured from the sensor's end to the adoption: 5 s at most on an idle machine, 25 s with a full pool.
+"""
 
 KEEPER_PRIORITY: Final = 1000
 """The keeper's default priority weight: with few free slots it is started before the work that it keeps leases for."""
@@ -79,7 +82,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
         ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
             one of its group is still worked on, and is given back, although its work succeeded, when an earlier one
             is given back. False settles each message for itself.
-        handoff_timeout: How long a batch is held for this task when it was cleared and starts again.
+        handoff_timeout: How long the messages stay invisible for this task when it was cleared and starts again, and
+            for another triggerer when the one that has them stops; 5 minutes by default.
         priority_weight: As for any task, but 1000 by default and counted as it stands.
         weight_rule: As for any task.
     """
@@ -122,21 +126,25 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 "SqsLeaseSensor that succeeded in the same run. Clear it with its downstream tasks to receive again"
             )
         work = work_tasks(self.dag, self.work_task_ids, self.receive_task_id, self.task_id)
+        task = run_of(task_instance)
+        receiving = replace(task, task_id=self.receive_task_id)
+        try:
+            handed = HandedLease.decode_head(lease, receiving)
+        except PayloadError as error:
+            raise AirflowFailException(f"{task}: {error}") from None
         if not triggers_are_supported():
             on_failure = decode_failure_rule(self.on_failure)
-            task = run_of(task_instance)
-            receiving = replace(task, task_id=self.receive_task_id)
-            report = settle_locally(task, receiving, lease["batch_id"], work, on_failure, ordered=self.ordered)
+            report = settle_locally(task, receiving, handed.batch_id, work, on_failure, ordered=self.ordered)
             task_instance.xcom_push(key=REPORT_KEY, value=report)
-            if (error := why_it_fails(report, self.on_lost, lease["queue_url"])) is not None:
-                raise AirflowFailException(f"{run_of(task_instance)}: {error}")
+            if (error_text := why_it_fails(report, self.on_lost, handed.queue_url)) is not None:
+                raise AirflowFailException(f"{task}: {error_text}")
             return
         # For the page of leases: notes about the batch are XComs of the receiving task.
-        waiting = BatchStatus(lease["queue_url"], {"received": lease["messages"]})
+        waiting = BatchStatus(handed.queue_url, {"received": handed.messages})
         kept = {"receive_task_id": self.receive_task_id, "status": waiting.encode()}
         task_instance.xcom_push(key=KEEPS_KEY, value=kept)
-        self.queue_url = lease["queue_url"]  # for the link
-        self.log.info("Keeping %d messages of %s", lease["messages"], lease["queue_url"])
+        self.queue_url = handed.queue_url  # for the link
+        self.log.info("Keeping %d messages of %s", handed.messages, handed.queue_url)
         self.defer(
             trigger=SqsLeaseKeeperTrigger(
                 lease=lease,
@@ -159,9 +167,11 @@ class SqsLeaseKeeperOperator(BaseOperator):
         """
         error = event["error"]
         if "give_back" in event:
-            lease = context["ti"].xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
-            if lease is not None and lease["batch_id"] == event["give_back"]:
-                error = f"{error}. {give_back_handed(lease)}"
+            task_instance = context["ti"]
+            lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
+            if lease is not None:
+                receiving = replace(run_of(task_instance), task_id=self.receive_task_id)
+                error = f"{error}. {give_back_handed(lease, receiving)}"
         raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}")
 
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:

@@ -59,6 +59,28 @@ class SharedKeeper:
     users: int = 0
 
     def open_batch(
+        self,
+        queue_url: str,
+        policy: RenewalPolicy,
+        listener: EventListener,
+        source: MessageSource,
+        batch_id: str | None = None,
+    ) -> Batch:
+        """Open a batch.
+
+        In a separate context: the keeper's calls serve many triggers, and their log lines belong to no single one.
+        """
+        opened = partial(
+            self.keeper.open_batch,
+            queue_url,
+            policy=policy,
+            on_event=listener,
+            message_source=source,
+            batch_id=batch_id,
+        )
+        return Context().run(opened)
+
+    def open_shared_batch(
         self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
     ) -> SharedBatch:
         """Open a batch that triggers of this process can hand to one another."""
@@ -216,6 +238,22 @@ class TriggererKeepers:
             logger.warning("The last calls about a batch of %s got no answer in time", shared.batch.queue_url)
         finally:
             self.remove(batch_id, shared)
+
+
+async def last_calls(batch: Batch, calls: Awaitable[object]) -> None:
+    """Make the last calls about a batch, once and within a few seconds; then stop tracking it.
+
+    Args:
+        batch: The batch.
+        calls: The calls.
+    """
+    try:
+        async with asyncio.timeout(LAST_CALL_SECONDS):
+            await calls
+    except TimeoutError:
+        logger.warning("The last calls about a batch of %s got no answer in time", batch.queue_url)
+    finally:
+        batch.forget()
 
 
 _keepers: TriggererKeepers | None = None

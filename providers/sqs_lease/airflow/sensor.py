@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -22,7 +22,12 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
-from sqs_lease.airflow.airflow_api.requests import triggers_are_supported, triggers_publish_for_mapping
+from sqs_lease.airflow.airflow_api.requests import (
+    push_of_task,
+    run_of,
+    triggers_are_supported,
+    triggers_publish_for_mapping,
+)
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
@@ -37,9 +42,9 @@ from sqs_lease.airflow.local_run import receive_locally
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.receiving.collector import ReceiveOptions, ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
-from sqs_lease.airflow.receiving.worker import WorkerLease
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
-from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
+from sqs_lease.airflow.receiving.worker import WorkerLease, give_back_handed
+from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, PayloadError
+from sqs_lease.airflow.transfer.payload import check_payload, default_payload
 from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
@@ -234,6 +239,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         """
         options = self._options()
         self._check_that_work_begins_again(context["ti"], self._keeper())
+        self._give_back_of_earlier_try(context["ti"], options.keeper_task_id)
         try:
             if not triggers_are_supported():
                 return self._receive_for_dag_test(context, options)
@@ -281,14 +287,14 @@ class SqsLeaseSensor(BaseSensorOperator):
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")
         options = self._options()
-        with self._errors_of_the_queue(), WorkerLease(options) as holding:
+        with self._errors_of_the_queue(), WorkerLease(options, run_of(context["ti"])) as holding:
             self._holding = holding
             try:
                 if not holding.receive(min(LOOK_SECONDS, self.timeout)):
                     return False
-                holding.extend_for(self.handoff_timeout_seconds)
-                messages = holding.publishable()
+                messages = holding.hand_on()
                 context["ti"].xcom_push(key=LEASE_KEY, value=holding.lease)
+                push_of_task(replace(run_of(context["ti"]), task_id=options.keeper_task_id), HANDED_KEY, holding.lease)
             finally:
                 self._holding = None
         return PokeReturnValue(is_done=True, xcom_value=messages)
@@ -302,7 +308,7 @@ class SqsLeaseSensor(BaseSensorOperator):
 
     def _receive_for_dag_test(self, context: Context, options: ReceiveOptions) -> Any:
         with self._errors_of_the_queue():
-            received = receive_locally(options, self.timeout)
+            received = receive_locally(options, self.timeout, run_of(context["ti"]))
         if received is None:
             text = f"no message of {self.queue_url} came in time"
             if self.soft_fail or self.never_fail:
@@ -379,6 +385,14 @@ class SqsLeaseSensor(BaseSensorOperator):
                 f"({key} is {state}): their success would delete messages that they have not seen. To receive again, "
                 f"clear {self.task_id!r} with its downstream tasks"
             )
+
+    def _give_back_of_earlier_try(self, task_instance: Any, keeper_task_id: str) -> None:
+        """Make visible what an earlier try of this task handed on and no keeper took: this try receives it again."""
+        if task_instance.try_number == 1:
+            return
+        lease = task_instance.xcom_pull(task_ids=keeper_task_id, key=HANDED_KEY)
+        if lease is not None:
+            self.log.info("What the earlier try received: %s", give_back_handed(lease, run_of(task_instance)))
 
     def _filter(self) -> MessageFilter | None:
         try:

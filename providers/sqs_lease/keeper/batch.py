@@ -148,6 +148,7 @@ class Batch:
         meter: Meter,
         rounds: RoundLimiter,
         batch_id: str | None,
+        on_end: Callable[[Batch], None],
     ) -> None:
         self.queue_url = queue_url
         self.number = number
@@ -164,6 +165,7 @@ class Batch:
         self._meter = None if isinstance(meter, Unmetered) else meter
         self._rounds = rounds
         self._batch_id = batch_id
+        self._on_end = on_end
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
         # How leases ended. Those that ended alike share one value, as most of a batch do.
@@ -385,6 +387,7 @@ class Batch:
             wait.fail(f"The keeper of {self.queue_url} ended before the settlement")
         self._waits.clear()
         self._measure()
+        self._on_end(self)
 
     def _receipts(self) -> list[Receipt]:
         return [lease.receipt for lease in self._leases.values()]

@@ -153,6 +153,7 @@ class Keeper:
             meter=self._meter,
             rounds=self._rounds,
             batch_id=batch_id,
+            on_end=self._ended,
         )
         self._batches[batch] = None
         return batch
@@ -175,6 +176,8 @@ class Keeper:
     def drop(self, batch: Batch) -> None:
         """Stop tracking a batch; what it still holds is forgotten without a call."""
         batch.forget()
+
+    def _ended(self, batch: Batch) -> None:
         self._batches.pop(batch, None)
 
     async def close(self, leaving: Leaving = Leaving.EXTEND) -> None:
@@ -194,6 +197,5 @@ class Keeper:
             except TimeoutError:
                 logger.warning("Closing the keeper: not all calls were answered in time; those leases run out")
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
-        for batch in self._batches:
+        for batch in tuple(self._batches):
             batch.end()
-        self._batches.clear()

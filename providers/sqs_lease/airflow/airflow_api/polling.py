@@ -156,6 +156,10 @@ class StatePoller:
         self._asking = _Asking(fetch, self._clock)
         self._dags: dict[str, _WatchedDag] = {}
 
+    def stalled_until(self) -> float:
+        """When this process stood still last, see :meth:`StallWatch.last_ended_at`."""
+        return self._stalls.last_ended_at()
+
     @contextmanager
     def watch(
         self,

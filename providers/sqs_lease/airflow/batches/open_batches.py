@@ -262,7 +262,7 @@ class OpenBatches:
                 self._delete_keys(entry.batch_id)
                 await remove_files(lease)
                 return
-            shared = self.open_batch(handed.policy)
+            shared = self.open_shared_batch(handed.policy)
             self.keepers.enter(entry.batch_id, shared, self)
             contents = [replace(messages[one.receipt.message_id], receipt=one.receipt) for one in lasting]
             await adopt(shared.batch, from_wall_time(lasting, self.keepers.clock), contents, self.keepers.rounds)
@@ -295,7 +295,7 @@ class OpenBatches:
 
     def open_batch(self, policy: RenewalPolicy) -> SharedBatch:
         """Open a batch for what is about to be received; it is the caller's until it was added."""
-        return self.shared_keeper.open_batch(self.queue_url, policy, self.happened, _nothing_else)
+        return self.shared_keeper.open_shared_batch(self.queue_url, policy, self.happened, _nothing_else)
 
     async def room(self) -> None:
         """Wait until another batch may be received."""

@@ -14,25 +14,18 @@ from typing import Any, Final, Self
 
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.transfer.lease import HandedLease
-from sqs_lease.airflow.transfer.payload import (
-    RECEIVED_BY_WORKER,
-    BatchValue,
-    PayloadError,
-    publishable,
-    read_leases,
-    remove_batch,
-)
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
+from sqs_lease.airflow.transfer.handover import hand_on
+from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, warn_if_plain
+from sqs_lease.airflow.transfer.payload import BatchValue, publishable, read_lease, remove_batch
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Lease
-from sqs_lease.core.policies import Growing, Never, RenewalPolicy
+from sqs_lease.core.messages import Lease, Message
 from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.plain_leases import from_wall_time, to_wall_time
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
@@ -40,10 +33,6 @@ logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS: Final = 10.0
 """How long the end of a task waits for its messages to be released; a worker that stops is not given much more."""
-
-_ENOUGH_SHARE: Final = 0.5
-"""A lease that lasts for less than this share of what it was to be extended by was not extended."""
-
 
 class GivenBackError(RuntimeError):
     """What was received was given back meanwhile, because the task was killed."""
@@ -55,22 +44,26 @@ class WorkerLease:
     All methods block, and are called from the task's own thread.
 
     Attributes:
-        batch: The batch, once it is being received.
-        lease: The lease as plain values, once it was made publishable.
+        batch: The batch, once it is being received, until it was handed on.
+        handed: What was made publishable.
+        lease: The same as plain values.
         leases: The leases then, in the order of the messages.
         listener: Is told what happens to the leases as well, in the background thread.
 
     Args:
         options: What to receive, and how to hold it.
+        task: The task that receives.
 
     Raises:
         SqsError: The client could not be made.
     """
 
-    def __init__(self, options: ReceiveOptions) -> None:
+    def __init__(self, options: ReceiveOptions, task: RunOfTask) -> None:
         self.options = options
+        self._task = task
         self.clock = SystemClock()
         self.batch: Batch | None = None
+        self.handed: HandedLease | None = None
         self.lease: dict[str, Any] = {}
         self.leases: Sequence[Lease] = ()
         self.listener: EventListener | None = None
@@ -120,15 +113,17 @@ class WorkerLease:
         """
         return self.thread.run(self._publishable())
 
-    def extend_for(self, seconds: float) -> None:
-        """Extend every lease once, for longer than the policy would, because nobody will for that time.
+    def hand_on(self) -> BatchValue:
+        """Extend every lease once by the hand-off timeout, and forget them: the keeper's trigger adopts them.
 
-        Leases that are never to be extended are left as they are.
+        Returns:
+            What stands for the messages; :attr:`lease` is set.
 
         Raises:
-            GivenBackError: The batch was given back meanwhile.
+            PayloadError: The batch cannot be stored.
+            GivenBackError: It was given back meanwhile.
         """
-        self.thread.run(self._extend_for(seconds))
+        return self.thread.run(self._hand_on())
 
     def give_back(self) -> None:
         """Stop receiving, make the held messages visible again, and remove what was stored of them.
@@ -137,7 +132,8 @@ class WorkerLease:
         way then ends in its time, and what it brings is given back as well.
         """
         self.thread.run(self._give_back())
-        remove_batch(self.lease)
+        if self.handed is not None:
+            remove_batch(self.handed)
 
     def close(self) -> None:
         """Stop tracking all leases, without a call; they last until their deadlines."""
@@ -150,7 +146,7 @@ class WorkerLease:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
         self._collector = collector = await Collector.open(self.options.collecting(), self._transport, self.clock)
-        self.batch = keeper.open_batch(collector.queue_url, policy=collector.policy, on_event=self._happened)
+        self.batch = self._open_batch(collector)
         if self._given_back:
             collector.stop()
         found = await collector.collect(
@@ -162,45 +158,36 @@ class WorkerLease:
         return found
 
     async def _publishable(self) -> BatchValue:
+        batch, _ = self._received()
+        self.leases = batch.leases()
+        written = WrittenBatch.of(batch.batch_id, self.leases, self.clock)
+        return await self._published(written, batch.messages())
+
+    async def _hand_on(self) -> BatchValue:
         batch, collector = self._received()
-        self.leases = leases = batch.leases()
-        handed = HandedLease(
-            self.options.batch_id,
-            batch.queue_url,
-            collector.policy,
-            AwsConnection.decode(self.options.connection),
-            to_wall_time(leases, self.clock),
-        )
-        logger.info("Received %d messages of %s", len(handed.leases), handed.queue_url)
-        lease, value = await publishable(self.options.payload, handed, batch.messages())
-        self.lease = {**lease, RECEIVED_BY_WORKER: True}
+        contents = {message.receipt: message for message in batch.messages()}
+        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, self.clock)
+        messages = [contents[lease.receipt] for lease in written.leases]
+        # Held again, without a call, until the task has published it: what Airflow does not take is given back.
+        self.batch = self._open_batch(collector)
+        self.batch.adopt(written, messages)
+        return await self._published(written, messages)
+
+    async def _published(self, written: WrittenBatch, messages: Sequence[Message]) -> BatchValue:
+        batch, collector = self._received()
+        connection = AwsConnection.decode(self.options.connection)
+        handed = HandedLease(batch.queue_url, collector.policy, connection, written, len(messages))
+        logger.info("Received %d messages of %s", handed.messages, handed.queue_url)
+        self.handed, self.lease, value = await publishable(self.options.payload, handed, messages, self._task)
+        warn_if_plain(self.lease)
         return value
 
-    async def _extend_for(self, seconds: float) -> None:
-        batch, collector = self._received()
-        if self._keeper is None or isinstance(collector.policy, Never) or collector.policy.max_lease_seconds == 0:
-            return
-        longer = self._keeper.open_batch(
-            batch.queue_url, policy=_extending_by(seconds, collector.policy), on_event=self._happened
+    def _open_batch(self, collector: Collector) -> Batch:
+        if self._keeper is None:
+            raise RuntimeError("nothing was received")
+        return self._keeper.open_batch(
+            collector.queue_url, policy=collector.policy, on_event=self._happened, batch_id=self.options.batch_id
         )
-        # Extensions under way must have been answered: one that the service carries out after the last would undo it.
-        await batch.extend_now()
-        leases, messages = batch.leases(), batch.messages()
-        self._keeper.drop(batch)
-        longer.adopt(leases, messages)
-        self.batch = longer
-        await longer.extend_now()
-        enough = self.clock.now() + seconds * _ENOUGH_SHARE
-        short = sum(lease.deadline < enough for lease in longer.leases())
-        if short:
-            logger.warning(
-                "%d of %d leases of %s could not be extended by %g s: others may receive their messages before the "
-                "keeper takes over",
-                short,
-                len(leases),
-                batch.queue_url,
-                seconds,
-            )
 
     async def _give_back(self) -> None:
         self._given_back = True
@@ -236,17 +223,20 @@ class WorkerLease:
             self.listener(event)
 
 
-def give_back_handed(lease: Mapping[str, Any]) -> str:
-    """Make the messages of a batch visible again that a worker received, and that no triggerer can keep. It blocks.
+def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
+    """Make the messages of a batch visible again that no keeper takes. It blocks.
+
+    Leases that have passed their deadline are left alone.
 
     Args:
-        lease: The lease as plain values, as a worker published it.
+        lease: The lease as plain values, as it was published.
+        receiving: The task that received it.
 
     Returns:
         What became of them, for people.
     """
     try:
-        handed = read_leases(lease)
+        handed = read_lease(lease, receiving)
         with translate_aws_errors(handed.queue_url):
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
@@ -256,24 +246,18 @@ def give_back_handed(lease: Mapping[str, Any]) -> str:
             thread.stop()
     except (PayloadError, SqsError, TimeoutError) as error:
         return f"Its messages come back when their visibility timeout ends: {error}"
-    remove_batch(lease)
-    return f"{released} of {len(handed.leases)} messages were given back"
+    remove_batch(handed)
+    return f"{released} of {handed.messages} messages were given back"
 
 
 async def _release_handed(handed: HandedLease, transport: Transport) -> int:
-    clock = SystemClock()
-    keeper = Keeper(transport, clock=clock)
+    keeper = Keeper(transport, clock=SystemClock())
     batch = keeper.open_batch(handed.queue_url, policy=handed.policy)
     try:
-        batch.adopt(from_wall_time(handed.leases, clock))
+        batch.adopt(handed.written)
         async with asyncio.timeout(GIVE_BACK_SECONDS):
             await batch.release_all()
         return batch.report().released
     finally:
         await keeper.close(Leaving.NOTHING)
         await transport.aclose()
-
-
-def _extending_by(seconds: float, policy: RenewalPolicy) -> RenewalPolicy:
-    longest = min(max(seconds, policy.visibility_seconds, 1.0), MAX_VISIBILITY_SECONDS)
-    return Growing(visibility=longest, max_lease=policy.max_lease)

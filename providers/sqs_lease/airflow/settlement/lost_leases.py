@@ -100,14 +100,6 @@ class LostLeases:
             self._start(self._call(kind))
         self._gathered[kind].append(event.receipt.message_id)
 
-    def learn(self, batch: Batch) -> None:
-        """Take in what happened to a batch while nobody listened: between the sensor's trigger and the keeper's."""
-        for settled in batch.outcomes().values():
-            self.happened(settled)
-        for lease in batch.leases():
-            if lease.doubtful:
-                self.happened(Lapsed(lease.receipt, 0.0))
-
     async def told(self) -> None:
         """Wait until the callback was called about all that happened."""
         if self._calls:

@@ -11,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from random import Random
@@ -43,7 +43,6 @@ from sqs_lease.airflow.settlement.rules import (
     concerned,
     tasks_one_by_one,
 )
-from sqs_lease.airflow.transfer.handoff import TAKEOVER_SECONDS
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.airflow.transfer.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, settled_counts, status_of
 from sqs_lease.clock import Clock
@@ -67,8 +66,12 @@ from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.keeper.gathered_log import GatheredLog
+from sqs_lease.keeper.plain_leases import WrittenBatch
 
 logger = logging.getLogger(__name__)
+
+AFTER_STALL_SECONDS: Final = 5.0
+"""How long nothing is settled after this process stood still: by then Airflow has told it what runs elsewhere."""
 
 READS_AT_ONCE: Final = 20
 """Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
@@ -110,7 +113,6 @@ class Settler:
         on_failure: What becomes of failed messages.
         clock: Source of time.
         inherited: What another process settled and counted before.
-        settle_after: Nothing is settled before this time of the clock.
         signals: The signals by which workers report failures; None if they do not report them.
         ordered: Whether the messages of a FIFO group are settled in their order.
     """
@@ -126,7 +128,6 @@ class Settler:
         *,
         clock: Clock,
         inherited: Progress,
-        settle_after: float,
         signals: FailureSignals | None = None,
         ordered: bool = True,
     ) -> None:
@@ -143,7 +144,6 @@ class Settler:
         self._inherited = inherited
         self._refusals: Counter[str] = Counter()  # how many settlements failed, by what was said
         self._abandoned = 0  # settlements that this process gave up
-        self._settle_after = settle_after
         self._signals = signals
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
@@ -286,8 +286,8 @@ class Settler:
         one stood still. After a stall only what was asked since counts, however long the answer took.
         """
         stalled_until = watch.stalls.last_ended_at()
-        may_settle_from = max(self._settle_after, stalled_until + TAKEOVER_SECONDS)
-        is_current = self._clock.now() >= may_settle_from and watch.asked_at >= stalled_until
+        has_heard = self._clock.now() >= stalled_until + AFTER_STALL_SECONDS
+        is_current = has_heard and watch.asked_at >= stalled_until
         return is_current and states.get(self._task.task_id) == "deferred"
 
     async def _look(self, states: TaskStates, watch: StateWatch) -> None:
@@ -468,11 +468,27 @@ class Settler:
         except CommsError as error:
             logger.warning("The deadline of the leases cannot be written; they are extended anyway: %s", error)
 
+    def progress_of_next_try(self, written: WrittenBatch) -> Progress:
+        """What the keeper's next try begins with, when this one has stopped holding the batch.
+
+        What was decided but not carried out is in ``written``: the next try decides on it.
+        """
+        held = {self._positions[lease.receipt] for lease in written.leases}
+        settled = {position: outcome for position, outcome in self._progress.items() if position not in held}
+        in_doubt = any(lease.doubtful for lease in written.leases)
+        until = None if in_doubt else min((lease.deadline for lease in written.leases), default=None)
+        return replace(self.progress(), settled=settled, certain_until=until, written_at=written.written_at)
+
     def progress(self) -> Progress:
         """The progress now: what was settled, how long the leases last, and the counts."""
         counts = counts_of(self._batch, self._inherited.counts)
         self._noted = Progress(
-            self._progress, self._deadline_note.until(), self._inherited.batch_id, counts, self._status
+            self._progress,
+            self._deadline_note.until(),
+            self._inherited.batch_id,
+            counts,
+            self._status,
+            self._clock.wall(),
         )
         return self._noted
 

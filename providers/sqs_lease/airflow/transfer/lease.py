@@ -1,138 +1,236 @@
 """What a receiving task hands to a keeper through XCom: which leases, on which queue, and how they are to be kept.
 
-As plain values it has one of three shapes. All have ``batch_id``, ``queue_url``, ``messages`` (their number),
-``policy`` and ``connection``, and besides:
+Whoever may edit XComs could turn a lease against its deployment: name another file to be removed, another queue's
+receipts, another connection. So the plain values are ``{"messages": number, "sealed": text}``, and everything that names
+a queue, a connection, a file or a message is within the seal (Airflow's Fernet key). The text has these lines, each
+sealed by itself, because nothing else runs while one is encoded:
 
-- ``sealed_leases``: the leases themselves, encrypted;
-- ``leases_uri`` and ``manifest_uri``: where they and the messages are stored instead (``payload.py``);
-- ``parts``: several of the above, in order, which are kept together as one batch (:func:`merge`).
+- the *head*: the task of the run that it was made for, the batch, the queue, the policy, the connection, when the leases
+  were written and how many there are, and where messages and leases are stored if they are (``payload.py``);
+- a line for each thousand leases, with the batch and the place of its first lease. Of a stored batch these lines are in
+  a file instead.
+
+What does not open, or was made for another task, another run or another batch, is refused. Without a Fernet key
+Airflow stores everything in plain text, and nothing of this is checked: :func:`warn_if_plain` says so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from sqs_lease.airflow.airflow_api.requests import seal, unseal
+import msgspec
+
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal, unseal
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
-from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
+from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, encode_leases
+
+logger = logging.getLogger(__name__)
 
 LEASE_KEY: Final = "lease"
 """The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""
 
-MANIFEST_URI: Final = "manifest_uri"
-LEASES_URI: Final = "leases_uri"
+HANDED_KEY: Final = "handed"
+"""The keeper's XCom key for the same, until it begins: Airflow deletes a task's XComs when a try of it begins.
+
+So a sensor that was cleared finds in it what its earlier try handed on, as long as no keeper took it.
+"""
+
+
+class PayloadError(RuntimeError):
+    """The files or the leases of a batch cannot be written or read; the text says which and what to do."""
+
+
+class OtherKeyError(PayloadError):
+    """The leases were encrypted with another Fernet key than this process has; no second try helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedLease:
-    """A batch on its way from one process or trigger to another.
+    """A batch on its way from the task that received it to its keeper.
 
     Attributes:
-        batch_id: Names the batch within a deployment.
         queue_url: The queue.
         policy: The renewal policy, with the visibility timeout filled in.
         connection: How AWS is reached.
-        leases: In the order of the messages in the sensor's return value; times in seconds since the epoch.
-        part_ids: The batches that it was merged from, under which triggers of this process may hold parts of it;
-            empty if it was received as one.
+        written: The leases, in the order of the messages in the sensor's return value. Without leases where these are
+            stored, until they were read.
+        messages: How many leases there are.
+        manifest_uri: Where the messages are stored; None where they are in XCom.
+        leases_uri: Where the leases are stored; None where they are in XCom.
     """
 
-    batch_id: str
     queue_url: str
     policy: RenewalPolicy
     connection: AwsConnection
-    leases: Sequence[Lease]
-    part_ids: Sequence[str] = ()
+    written: WrittenBatch
+    messages: int
+    manifest_uri: str | None = None
+    leases_uri: str | None = None
 
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values, with encrypted receipt handles: every reader of the DAG can read its XComs."""
-        return {**self._head(), "sealed_leases": seal_leases(self.leases)}
+    @property
+    def batch_id(self) -> str:
+        """What names the batch within a deployment."""
+        return self.written.batch_id
 
-    def encode_stored(self, *, manifest_uri: str, leases_uri: str) -> dict[str, Any]:
-        """Return it as plain values without the leases, which were stored at ``leases_uri``."""
-        return {**self._head(), MANIFEST_URI: manifest_uri, LEASES_URI: leases_uri}
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """The leases; times in seconds since the epoch."""
+        return self.written.leases
 
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any]) -> Self:
-        """Build it from what :meth:`encode` or :func:`merge` returned, in a triggerer of the same deployment.
-
-        Leases that are stored elsewhere are read by :func:`sqs_lease.airflow.transfer.payload.load_lease`.
-
-        Raises:
-            ValueError: The leases, or some of them, are stored elsewhere.
-        """
-        if LEASES_URI in plain:
-            raise ValueError(f"the leases of batch {plain['batch_id']} are stored elsewhere: use load_lease()")
-        parts = [cls.decode(part) for part in plain.get("parts", ())]
-        leases = [lease for part in parts for lease in part.leases] if parts else unseal_leases(plain["sealed_leases"])
-        return cls(
-            batch_id=plain["batch_id"],
-            queue_url=plain["queue_url"],
-            policy=decode_policy(plain["policy"]),
-            connection=AwsConnection.decode(plain["connection"]),
-            leases=leases,
-            part_ids=tuple(part.batch_id for part in parts),
-        )
-
-    def _head(self) -> dict[str, Any]:
-        return {
+    def encode(self, receiving: RunOfTask) -> dict[str, Any]:
+        """Return it as plain values for the keeper of a task's run."""
+        head = {
+            "made_for": [receiving.dag_id, receiving.run_id, receiving.task_id],
             "batch_id": self.batch_id,
+            "written_at": self.written.written_at,
             "queue_url": self.queue_url,
-            "messages": len(self.leases),
             "policy": encode_policy(self.policy),
             "connection": self.connection.encode(),
+            "messages": self.messages,
+            "manifest_uri": self.manifest_uri,
+            "leases_uri": self.leases_uri,
         }
+        lines = [seal(msgspec.json.encode(head).decode())]
+        if self.leases_uri is None:
+            lines.append(seal_leases(self.written))
+        return {"messages": self.messages, "sealed": "\n".join(lines)}
 
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
+        """Build it from what :meth:`encode` returned, in a process of the same deployment.
 
-def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one batch of several that were received apart, to be kept and settled together.
+        Leases that are stored are left out; :func:`sqs_lease.airflow.transfer.payload.load_lease` reads them.
 
-    A keeper takes each part from this process where a trigger of it holds that part, and by its arguments otherwise.
+        Args:
+            plain: The plain values, from whoever may edit XComs.
+            receiving: The task that they must have been made for.
 
-    Args:
-        parts: What :meth:`HandedLease.encode` or ``write_batch()`` of ``payload.py`` returned, at least one.
+        Raises:
+            OtherKeyError: They cannot be decrypted.
+            PayloadError: They are something else, or were made for another task, run or batch.
+        """
+        handed = cls.decode_head(plain, receiving)
+        if handed.leases_uri is not None:
+            return handed
+        return handed.with_leases(plain["sealed"].partition("\n")[2], receiving)
 
-    Returns:
-        A lease of the third shape above, whose messages are those of the parts in order; a single part as it is.
-
-    Raises:
-        ValueError: ``parts`` is empty, or the parts differ in queue, connection or renewal policy.
-    """
-    if not parts:
-        raise ValueError("there is no lease to merge")
-    first = dict(parts[0])
-    if len(parts) == 1:
-        return first
-    for shared in ("queue_url", "connection", "policy"):
-        if any(part[shared] != first[shared] for part in parts):
-            raise ValueError(
-                f"batches of {first['queue_url']} cannot be kept together, because they differ in {shared}: "
-                "give each its own keeper"
+    @classmethod
+    def decode_head(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
+        """The same without the leases."""
+        sealed = plain.get("sealed")
+        if not isinstance(sealed, str) or not sealed:
+            raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
+        head = _decoded_head(_opened(sealed.partition("\n")[0], receiving), receiving)
+        if head.made_for != [receiving.dag_id, receiving.run_id, receiving.task_id]:
+            raise PayloadError(
+                f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so nothing "
+                f"of it is used: {_AGAIN}"
             )
-    flat = [dict(piece) for part in parts for piece in part.get("parts", (part,))]
-    return {
-        # Not the id of a part: a keeper that was cleared and starts again claims the merged batch by this one.
-        "batch_id": f"{first['batch_id']}+{len(flat) - 1}",
-        "queue_url": first["queue_url"],
-        "messages": sum(piece["messages"] for piece in flat),
-        "policy": first["policy"],
-        "connection": first["connection"],
-        "parts": flat,
-    }
+        return cls(
+            head.queue_url,
+            decode_policy(head.policy),
+            AwsConnection.decode(head.connection),
+            WrittenBatch(head.batch_id, head.written_at, ()),
+            head.messages,
+            head.manifest_uri,
+            head.leases_uri,
+        )
+
+    def with_leases(self, sealed: str, receiving: RunOfTask) -> HandedLease:
+        """Add what :func:`seal_leases` returned.
+
+        Raises:
+            OtherKeyError: It cannot be decrypted.
+            PayloadError: It is something else, or of another batch.
+        """
+        leases: list[Lease] = []
+        for line in sealed.splitlines():
+            batch_id, place, rows = [*_opened(line, receiving).split(" ", 2), "", ""][:3]
+            if batch_id != self.batch_id or place != str(len(leases)):
+                break
+            leases += _decoded_leases(rows, receiving)
+        if len(leases) != self.messages:
+            raise PayloadError(
+                f"the leases of {receiving} are not those of the batch that it received, so none of them is used: {_AGAIN}"
+            )
+        return replace(self, written=replace(self.written, leases=tuple(leases)))
 
 
-def seal_leases(leases: Sequence[Lease]) -> str:
-    """Return leases as an encrypted text, a line for each thousand: nothing else runs while one is encoded."""
+_AGAIN: Final = "clear that task with its downstream tasks to receive again"
+
+
+class _Head(msgspec.Struct):
+    """The first line, as :meth:`HandedLease.encode` writes it."""
+
+    made_for: list[str]
+    batch_id: str
+    written_at: float
+    queue_url: str
+    policy: dict[str, Any]
+    connection: dict[str, Any]
+    messages: int
+    manifest_uri: str | None
+    leases_uri: str | None
+
+
+_HEAD: Final = msgspec.json.Decoder(_Head)
+
+
+def seal_leases(written: WrittenBatch) -> str:
+    """Return the leases of a batch as sealed lines."""
+    leases: Sequence[Lease] = written.leases
     starts = range(0, len(leases), LEASES_IN_A_ROUND)
-    return "\n".join(seal(encode_leases(leases[start : start + LEASES_IN_A_ROUND])) for start in starts)
+    return "\n".join(
+        seal(f"{written.batch_id} {start} {encode_leases(leases[start : start + LEASES_IN_A_ROUND])}")
+        for start in starts
+    )
 
 
-def unseal_leases(sealed: str) -> list[Lease]:
-    """Build leases from what :func:`seal_leases` returned, in a process of the same deployment."""
-    return [lease for line in sealed.splitlines() for lease in decode_leases(unseal(line))]
+def warn_if_plain(plain: Mapping[str, Any]) -> None:
+    """Warn where Airflow has an empty Fernet key, so that the plain values of a lease are readable by everybody."""
+    if str(plain["sealed"]).startswith("{"):
+        logger.warning(
+            "Airflow has no Fernet key, so receipt handles are stored in plain text, and so are passwords of "
+            "connections; whoever may edit XComs can have other messages deleted. Set [core] fernet_key "
+            "(AIRFLOW__CORE__FERNET_KEY) for all processes"
+        )
+
+
+def _opened(line: str, receiving: RunOfTask) -> str:
+    try:
+        return unseal(line)
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies
+        # Not the error itself: without a key what is decoded are receipt handles.
+        raise OtherKeyError(
+            f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
+            "than this one, or without one, or somebody changed them. Set the same [core] fernet_key "
+            "(AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+        ) from None
+
+
+def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
+    try:
+        return _HEAD.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise _unreadable(receiving) from None
+
+
+def _decoded_leases(text: str, receiving: RunOfTask) -> list[Lease]:
+    try:
+        return decode_leases(text)
+    except ValueError:
+        raise _unreadable(receiving) from None
+
+
+def _unreadable(receiving: RunOfTask) -> PayloadError:
+    return OtherKeyError(
+        f"the leases of {receiving} cannot be read: this process has another Fernet key than the one that wrote them, "
+        "or none. Set the same [core] fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+    )

@@ -18,6 +18,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -28,7 +29,7 @@ from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerErr
 from sqs_lease.airflow.dag_file import is_final
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
 from sqs_lease.airflow.threads import FILES
-from sqs_lease.airflow.transfer.lease import LEASES_URI, MANIFEST_URI, HandedLease, seal_leases
+from sqs_lease.airflow.transfer.lease import HandedLease, OtherKeyError, PayloadError, seal_leases
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message, plain_attributes
 
@@ -51,9 +52,6 @@ late. What stops at this size is the receiving; what is on its way then still be
 MANIFESTS: Final = "sqs_lease_manifests"
 """The key by which a return value that refers to manifests is known."""
 
-RECEIVED_BY_WORKER: Final = "received_by_worker"
-"""The key of a lease as plain values that says that a worker received it, and that no triggerer has held it."""
-
 MANIFEST_EXTRAS: Final = "airflow,manifest"
 """The package's extras that manifests need in Airflow."""
 
@@ -61,14 +59,6 @@ BatchValue: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """What the receiving task returns: the messages, or ``{"sqs_lease_manifests": [uri, ...], "messages": number}``."""
 
 _T = TypeVar("_T")
-
-
-class PayloadError(RuntimeError):
-    """The files or the leases of a batch cannot be written or read; the text says which and what to do."""
-
-
-class OtherKeyError(PayloadError):
-    """The leases were encrypted with another Fernet key than this process has; no second try helps."""
 
 
 def check_payload(payload: object, task_id: str) -> None:
@@ -154,26 +144,29 @@ def _comes_back(attributes: dict[str, dict[str, Any]]) -> bool:
 
 
 async def publishable(
-    payload: str | None, handed: HandedLease, messages: Sequence[Message]
-) -> tuple[dict[str, Any], BatchValue]:
-    """Return what the receiving task publishes: the lease as plain values, and what stands for the messages.
+    payload: str | None, handed: HandedLease, messages: Sequence[Message], receiving: RunOfTask
+) -> tuple[HandedLease, dict[str, Any], BatchValue]:
+    """Store a batch, if it is to be stored.
 
     Args:
-        payload: Where to store them first; None for neither file nor reference.
+        payload: Where to store it; None for neither file nor reference.
         handed: The leases.
         messages: The messages, in the order of the leases.
+        receiving: The task that received it.
+
+    Returns:
+        The leases, with where they are stored; the same as plain values; and what stands for the messages.
 
     Raises:
         PayloadError: They cannot be stored.
     """
     if payload is None:
-        return handed.encode(), [message.as_dict() for message in messages]
-    return await in_thread(write_batch, payload, handed, messages)
+        return handed, handed.encode(receiving), [message.as_dict() for message in messages]
+    stored = await in_thread(write_batch, payload, handed, messages)
+    return stored, stored.encode(receiving), {MANIFESTS: [stored.manifest_uri], "messages": len(messages)}
 
 
-def write_batch(
-    payload: str, handed: HandedLease, messages: Sequence[Message]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def write_batch(payload: str, handed: HandedLease, messages: Sequence[Message]) -> HandedLease:
     """Write the files of a batch. It blocks.
 
     Args:
@@ -182,7 +175,7 @@ def write_batch(
         messages: The messages, in the order of the leases.
 
     Returns:
-        The lease as plain values, and what stands for the messages: both refer to the files.
+        The same, with where they are stored.
 
     Raises:
         PayloadError: They cannot be written; what was written of them is removed.
@@ -191,35 +184,30 @@ def write_batch(
     from sqs_lease.batch_files.manifest import write_manifest
 
     stem = f"{payload.rstrip('/')}/{handed.batch_id}"
-    lease = handed.encode_stored(manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
+    stored = replace(handed, manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
     try:
-        manifest = _path(lease[MANIFEST_URI])
+        manifest = _path(stored.manifest_uri)
         if manifest.protocol in ("", "file"):
             # Object stores have no directories to make.
             manifest.parent.mkdir(parents=True, exist_ok=True)
         write_manifest(manifest, batch_id=handed.batch_id, queue_url=handed.queue_url, messages=messages)
-        with _path(lease[LEASES_URI]).open("wb") as file:
-            file.write(seal_leases(handed.leases).encode("ascii"))
+        with _path(stored.leases_uri).open("wb") as file:
+            file.write(seal_leases(handed.written).encode("ascii"))
     except Exception as error:
-        remove_batch(lease)
+        remove_batch(stored)
         raise PayloadError(
             f"{len(messages)} messages of {handed.queue_url} cannot be stored at payload={payload!r} "
             f"({_told(error)}). Check that the path exists, that its connection may write there and that what Airflow "
             "needs for it is installed (apache-airflow-providers-amazon[s3fs] for s3://), or leave payload out"
         ) from error
-    return lease, {MANIFESTS: [lease[MANIFEST_URI]], "messages": len(messages)}
+    return stored
 
 
-def remove_batch(lease: Mapping[str, Any]) -> None:
-    """Remove the files of a batch, where it has any; what cannot be removed is logged. It blocks.
-
-    Args:
-        lease: The lease as plain values.
-    """
-    for part in lease.get("parts", (lease,)):
-        for key in (MANIFEST_URI, LEASES_URI):
-            if key in part:
-                _remove(part[key])
+def remove_batch(handed: HandedLease) -> None:
+    """Remove the files of a batch, where it has any; what cannot be removed is logged. It blocks."""
+    for uri in (handed.manifest_uri, handed.leases_uri):
+        if uri is not None:
+            _remove(uri)
 
 
 def _remove(uri: str) -> None:
@@ -306,59 +294,44 @@ def messages_of(published: BatchValue | None) -> list[Message]:
     return [Message.from_api(message) for message in read_messages(published or [])]
 
 
-def read_leases(lease: Mapping[str, Any]) -> HandedLease:
+def read_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
     """Build a lease from its plain values, reading what was stored elsewhere. It blocks.
+
+    Args:
+        plain: The plain values.
+        receiving: The task that received it.
 
     Raises:
         OtherKeyError: The leases cannot be decrypted.
-        PayloadError: The leases cannot be read.
+        PayloadError: The leases cannot be read, or are not those of the task's batch.
     """
-    plain = _with_leases(lease)
-    if "parts" in lease:
-        plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
-    try:
-        return HandedLease.decode(plain)
-    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or of text that is not JSON
-        # Not the error itself: without a key what is decoded are receipt handles.
-        raise OtherKeyError(
-            f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be decrypted: they were "
-            "encrypted by a process with another Fernet key than this one, or without one. Set the same [core] "
-            "fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
-        ) from None
-
-
-def _with_leases(lease: Mapping[str, Any]) -> Mapping[str, Any]:
-    if LEASES_URI not in lease:
-        return lease
-    uri = lease[LEASES_URI]
+    handed = HandedLease.decode(plain, receiving)
+    if (uri := handed.leases_uri) is None:
+        return handed
     try:
         with _path(uri).open("rb") as file:
             sealed = file.read().decode("ascii")
     except FileNotFoundError as error:
         raise PayloadError(
-            f"{uri}, the leases of {lease['messages']} messages of {lease['queue_url']}, is not there. If they were "
+            f"{uri}, the leases of {handed.messages} messages of {handed.queue_url}, is not there. If they were "
             "settled before, it was removed then: clear the receiving task to receive again. Else check that all "
             "triggerers reach that path: until then nobody extends those leases"
         ) from error
     except Exception as error:
         raise PayloadError(
-            f"the leases of {lease['messages']} messages of {lease['queue_url']} cannot be read from {uri} "
+            f"the leases of {handed.messages} messages of {handed.queue_url} cannot be read from {uri} "
             f"({_told(error)}): check that triggerers reach that path. Until then nobody extends them"
         ) from error
-    return {**{key: value for key, value in lease.items() if key != LEASES_URI}, "sealed_leases": sealed}
+    return handed.with_leases(sealed, receiving)
 
 
-async def remove_files(lease: Mapping[str, Any]) -> None:
-    """Remove the files of a batch, in a thread, where it has any; what cannot be removed is logged.
-
-    Args:
-        lease: The lease as plain values.
-    """
-    if any(MANIFEST_URI in part for part in lease.get("parts", (lease,))):
+async def remove_files(handed: HandedLease) -> None:
+    """Remove the files of a batch, in a thread, where it has any; what cannot be removed is logged."""
+    if handed.manifest_uri is not None:
         try:
-            await in_thread(remove_batch, lease)
+            await in_thread(remove_batch, handed)
         except PayloadError as error:
-            logger.warning("The files of batch %s are left: %s", lease["batch_id"], error)
+            logger.warning("The files of batch %s are left: %s", handed.batch_id, error)
 
 
 async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
@@ -374,22 +347,22 @@ async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
         raise PayloadError(f"the store of the batch's files did not answer within {STORAGE_SECONDS:g} s") from None
 
 
-async def load_lease(lease: Mapping[str, Any]) -> HandedLease:
+async def load_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
     """Build a lease from its plain values, in a thread, because that may take reading, and again if that fails.
 
     Raises:
         OtherKeyError: The leases cannot be decrypted.
-        PayloadError: The leases cannot be read.
+        PayloadError: The leases cannot be read, or are not those of the task's batch.
     """
     for _ in range(READ_TRIES - 1):
         try:
-            return await in_thread(read_leases, lease)
+            return await in_thread(read_lease, plain, receiving)
         except OtherKeyError:
             raise
         except PayloadError as error:
             logger.warning("Trying again in %g s: %s", READ_PAUSE_SECONDS, error)
             await asyncio.sleep(READ_PAUSE_SECONDS)
-    return await in_thread(read_leases, lease)
+    return await in_thread(read_lease, plain, receiving)
 
 
 def _path(uri: str) -> Any:
@@ -437,10 +410,12 @@ class PublishedMessages:
 
     Args:
         task: The receiving task in the run.
+        manifest_uri: Where they are stored, as the sealed lease says; None where they are in XCom.
     """
 
-    def __init__(self, task: RunOfTask) -> None:
+    def __init__(self, task: RunOfTask, manifest_uri: str | None = None) -> None:
         self._task = task
+        self._manifest_uri = manifest_uri
         self._messages: dict[str, Message] | None = None
         # Many messages that failed together are asked for together; a large batch is a large file.
         self._reading = asyncio.Lock()
@@ -454,6 +429,13 @@ class PublishedMessages:
         """
         async with self._reading:
             if self._messages is None:
-                messages = await in_thread(messages_of, await pull(self._task, RETURN_VALUE_KEY))
+                messages = await in_thread(messages_of, await self._published())
                 self._messages = {message.message_id: message for message in messages}
         return {name: self._messages[name] for name in message_ids if name in self._messages}
+
+    async def _published(self) -> BatchValue | None:
+        if self._manifest_uri is not None:
+            return {MANIFESTS: [self._manifest_uri]}
+        published = await pull(self._task, RETURN_VALUE_KEY)
+        # A file that only the XCom names is none of the batch's.
+        return None if isinstance(published, Mapping) else published

@@ -1,14 +1,10 @@
-"""XComs about one batch that triggers write for each other: what was settled, and which trigger holds the batch.
+"""The progress note: what the holder of a batch writes down for the next one while it works.
 
 **Progress** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. A trigger writes settlements
 before it makes them, so that no other process extends what this one is giving away. It writes the deadline of the
 leases after extensions: a process that takes over then knows that the leases hold, and may release what fails.
 Airflow deletes a task's XComs when its next try begins. So progress is an XCom of the receiving task: it is there for
 each try of the keeper, and when the receiving task itself begins again, there is another batch.
-
-**Takeover** (:data:`TAKEOVER_KEY`) says that the keeper's trigger took the batch from another process. That process
-then stops extending it. It is an XCom of both tasks: when the keeper is cleared, that of the receiving task is left,
-and when the whole run is cleared, the other one is, until the keeper begins again.
 
 A process that does not know yet that a run was cleared may still write a note. So each names its batch, and readers
 ignore notes about other batches.
@@ -17,24 +13,20 @@ ignore notes about other batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, pull
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import OUTCOME_LETTERS, Outcome
-from sqs_lease.core.messages import Lease
 from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.plain_leases import WrittenBatch
 
 PROGRESS_KEY: Final = "settled"
 """The XCom key of a batch's progress; the page of leases reads it, too."""
-
-TAKEOVER_KEY: Final = "taken_over"
-"""The XCom key of a takeover."""
 
 DEADLINE_NOTE_SECONDS: Final = 15.0
 """Shortest time between two notes of the leases' deadline, and the least that should be left of what was noted.
@@ -58,6 +50,7 @@ class Progress:
         settled: What was settled, or is about to be, by the message's position in the batch.
         certain_until: The time until which every held lease lasts at least, in seconds since the epoch. None if a
             lease has lapsed, or if nothing newer is known than what the sensor handed over.
+        written_at: When that was written, in seconds since the epoch.
         batch_id: The batch; None if the note does not say.
         counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
         status: What the page of leases shows, see :mod:`sqs_lease.airflow.transfer.status`; for nothing else.
@@ -68,12 +61,14 @@ class Progress:
     batch_id: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     status: Mapping[str, Any] | None = None
+    written_at: float | None = None
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {
             "settled": _letters(self.settled),
             "certain_until": self.certain_until,
+            "written_at": self.written_at,
             "batch_id": self.batch_id,
             "counts": dict(self.counts),
             **({} if self.status is None else {"status": dict(self.status)}),
@@ -88,12 +83,15 @@ class Progress:
         """
         stored = _stored(plain or {}, _StoredProgress, PROGRESS_KEY)
         settled = {at: _outcome(letter) for at, letter in enumerate(stored.settled) if letter != _HELD}
-        return cls(settled, stored.certain_until, stored.batch_id, stored.counts)
+        return cls(settled, stored.certain_until, stored.batch_id, stored.counts, written_at=stored.written_at)
 
-    def with_known_deadlines(self, leases: Iterable[Lease]) -> list[Lease]:
-        """The leases that were handed over, with the newest known deadlines; times are seconds since the epoch."""
+    def newest(self, written: WrittenBatch) -> WrittenBatch:
+        """What the sensor wrote of the leases, with the newest known deadlines."""
         until = self.certain_until
-        return [lease if until is None else replace(lease, deadline=max(lease.deadline, until)) for lease in leases]
+        if until is None or self.written_at is None:
+            return written
+        leases = (lease.lasting_until(until) for lease in written.leases)
+        return WrittenBatch(written.batch_id, self.written_at, tuple(leases))
 
 
 class _StoredProgress(msgspec.Struct):
@@ -103,6 +101,7 @@ class _StoredProgress(msgspec.Struct):
     certain_until: float | None = None
     batch_id: str | None = None
     counts: dict[str, int] = msgspec.field(default_factory=dict)
+    written_at: float | None = None
 
 
 def _stored(plain: object, kind: type[_T], key: str) -> _T:
@@ -140,45 +139,6 @@ def counts_of(batch: Batch, before: Mapping[str, int]) -> dict[str, int]:
         # No sum: leases that lapsed before count as lapsed again here, because their deadlines are not known.
         "late": max(batch.late, before.get("late", 0)),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """A keeper's trigger holds batches that another process held before.
-
-    Attributes:
-        batch_ids: The batch, and the parts that it was merged from.
-        holder: Names the trigger.
-    """
-
-    batch_ids: Sequence[str]
-    holder: str
-
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {"batch_ids": list(self.batch_ids), "holder": self.holder}
-
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any] | None) -> Self | None:
-        """Build it from what :meth:`encode` returned; None for None.
-
-        Raises:
-            CommsError: It is something else.
-        """
-        return None if plain is None else _stored(plain, cls, TAKEOVER_KEY)
-
-
-async def read_takeover(batch_id: str, *tasks: RunOfTask) -> Takeover | None:
-    """Read from the XComs of tasks, in this order, which trigger took a batch over; None if none says that one did.
-
-    Raises:
-        CommsError: There was no usable answer, or something else stands there.
-    """
-    for task in tasks:
-        takeover = Takeover.decode(await pull(task, TAKEOVER_KEY))
-        if takeover is not None and batch_id in takeover.batch_ids:
-            return takeover
-    return None
 
 
 def _letters(settled: Mapping[int, Outcome]) -> str:

@@ -1,11 +1,12 @@
 """The trigger of the sensor's task: waits for messages, holds them, publishes them and ends the task.
 
-It publishes two XComs of its task: ``return_value``, the messages without their receipt handles, and ``lease``, what
-the keeper needs, and then ends the task as successful from the triggerer, without another worker slot. From then on
-:class:`~sqs_lease.airflow.transfer.handoff.HandOff` holds the batch until the keeper's trigger takes it.
+As its last act it extends the leases by the hand-off timeout and publishes two XComs of its task: ``lease``, what the
+keeper needs, and ``return_value``, the messages without their receipt handles. Then it ends the task as successful from
+the triggerer, without another worker slot. Nothing of the batch stays in this process
+(:mod:`sqs_lease.airflow.transfer.handover`).
 
-When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it
-releases what it received: only this trigger knows of those leases, and a trigger that resumes receives anew.
+When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it releases
+what it received. A trigger that resumes after its process was killed looks whether the one before it had come so far.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     NoAnswerError,
     RunOfTask,
     publish,
+    pull,
     run_of,
 )
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
@@ -33,22 +35,26 @@ from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
-    SharedBatch,
     SharedKeeper,
     TriggererKeepers,
+    last_calls,
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.airflow.transfer.handoff import HandOff, held_by
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
-from sqs_lease.airflow.transfer.payload import PayloadError, PublishedMessages, find_refused, publishable, remove_files
+from sqs_lease.airflow.transfer.handover import adopt, hand_on
+from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, warn_if_plain
+from sqs_lease.airflow.transfer.payload import (
+    PublishedMessages,
+    find_refused,
+    load_lease,
+    publishable,
+    remove_files,
+)
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Message
-from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
-from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
@@ -77,9 +83,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self.options = ReceiveOptions(**options)
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
-        self._batch: SharedBatch | None = None
         self._collector: Collector | None = None
-        self._lease: dict[str, Any] = {}
+        self._batch: Batch | None = None  # until it was handed on
+        self._stored: HandedLease | None = None
         self._lease_log = LeaseLog(self.options.queue)
         self._log_context = contextvars.copy_context()
 
@@ -94,7 +100,10 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._keepers = keepers = triggerer_keepers()
         await keepers.ready()
         try:
-            batch, policy = await self._received(task, keepers)
+            if await self._was_handed_on(task, keepers):
+                yield TaskSuccessEvent()
+                return
+            found = await self._received(task, keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -102,7 +111,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         except ValueError as error:
             yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
             return
-        if batch is None:
+        if not found:
             if self.options.skip_when_expired:
                 logger.info("No message of %s came in time: skipping", self.options.queue)
                 yield TaskSkippedEvent()
@@ -110,42 +119,36 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
-            await self._publish(task, batch, policy, keepers)
+            await self._hand_on(task, keepers)
         except PayloadError as error:
             # Not only when this trigger ends: that is seconds later.
-            await batch.batch.release_all()
+            await self._give_back()
             yield await self._failure(keepers, FAILED, str(error))
             return
-        keeper_task = RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id)
-        HandOff(
-            keepers,
-            self.options.batch_id,
-            batch,
-            keeper_task,
-            self.options.handoff_timeout_seconds,
-            released=partial(remove_files, self._lease),
-            receive_task=task,
-            messages=self._lease["messages"],
-        ).start()
         yield TaskSuccessEvent()
 
     @shielded
     async def cleanup(self) -> None:
         """Release what was received but not handed on."""
-        keepers, batch = self._keepers, self._batch
         try:
-            if keepers is not None and batch is not None and batch.owner is self:
-                await keepers.leave(self.options.batch_id, batch, Leaving.RELEASE)
-                await remove_files(self._lease)
-            if keepers is not None and self._shared_keeper is not None:
-                await keepers.release(self._shared_keeper)
+            await self._give_back()
+            if self._keepers is not None and self._shared_keeper is not None:
+                await self._keepers.release(self._shared_keeper)
         except Exception:
             # Airflow drops what cleanup() raises.
             logger.exception("The sensor's trigger could not be ended properly")
         finally:
-            self._batch = self._shared_keeper = None
+            self._shared_keeper = None
 
-    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
+    async def _give_back(self) -> None:
+        batch, self._batch = self._batch, None
+        stored, self._stored = self._stored, None
+        if batch is not None:
+            await last_calls(batch, batch.release_all())
+            if stored is not None:
+                await remove_files(stored)
+
+    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
         """Receive, and when cancelled wait for the polls under way: nobody would hold what they bring."""
         receiving = keepers.loop.create_task(self._receive(task, keepers))
         try:
@@ -154,61 +157,99 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> tuple[SharedBatch | None, RenewalPolicy]:
-        """Receive until there is a batch; without one when the time is up."""
-        with translate_aws_errors(self.options.queue):
-            self._shared_keeper = await keepers.acquire(AwsConnection.decode(self.options.connection))
-        shared_keeper = self._shared_keeper
+    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
+        """Receive until there is a batch; return False when the time is up without one."""
+        shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
         self._collector = collector = await Collector.open(
             self.options.collecting(), shared_keeper.transport, keepers.clock
         )
-        source = PublishedMessages(task)
-        batch = shared_keeper.open_batch(collector.queue_url, collector.policy, self._happened, source)
-        batch.owner = self
-        self._batch = batch
-        found = await collector.collect(
-            shared_keeper.keeper, batch.batch, self.options.expires_at, most_bytes=self.options.most_bytes
+        self._batch = batch = self._open_batch(task, shared_keeper, collector)
+        return await collector.collect(
+            shared_keeper.keeper, batch, self.options.expires_at, most_bytes=self.options.most_bytes
         )
-        return (batch if found else None), collector.policy
 
-    async def _publish(
-        self, task: RunOfTask, shared: SharedBatch, policy: RenewalPolicy, keepers: TriggererKeepers
-    ) -> None:
-        # Both in the order of arrival, without what was lost meanwhile.
-        leases, messages = await held_by(shared.batch, keepers.rounds, keepers.clock)
-        handed = HandedLease(
-            self.options.batch_id,
-            shared.batch.queue_url,
-            policy,
-            shared.shared_keeper.connection,
-            leases,
+    async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
+        if self._shared_keeper is None:
+            with translate_aws_errors(self.options.queue):
+                self._shared_keeper = await keepers.acquire(connection)
+        return self._shared_keeper
+
+    def _open_batch(self, task: RunOfTask, shared_keeper: SharedKeeper, collector: Collector) -> Batch:
+        return shared_keeper.open_batch(
+            collector.queue_url, collector.policy, self._happened, PublishedMessages(task), self.options.batch_id
         )
-        logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-        self._lease, published = await publishable(self.options.payload, handed, messages)
-        await publish(task, LEASE_KEY, self._lease)
-        mapped_length = len(messages) if self.options.mapped_over else None
-        try:
-            await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
-        except NoAnswerError:
-            raise
-        except Exception:
-            if isinstance(published, Mapping) or not await self._without_refused(task, shared.batch, messages):
-                raise
-            await self._publish(task, shared, policy, keepers)
+
+    async def _hand_on(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
+        """Extend the leases once, publish them and their messages, and forget them.
+
+        What Airflow does not take is held again by this trigger.
+        """
+        batch, shared_keeper, collector = self._batch, self._shared_keeper, self._collector
+        if batch is None or shared_keeper is None or collector is None:
             return
-        if isinstance(published, Mapping):
-            # Large batches would fill the triggerer's memory until they are settled; the file has them.
-            shared.batch.drop_contents()
+        contents: dict[Receipt, Message] = {message.receipt: message for message in batch.messages()}
+        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, keepers.clock)
+        messages = [contents[lease.receipt] for lease in written.leases]
+        handed = HandedLease(batch.queue_url, collector.policy, shared_keeper.connection, written, len(messages))
+        try:
+            logger.info("Received %d messages of %s", len(messages), handed.queue_url)
+            await self._publish(task, handed, messages)
+            self._batch = None
+        except BaseException as error:
+            self._batch = batch = self._open_batch(task, shared_keeper, collector)
+            batch.adopt(written, messages)
+            if not isinstance(error, Exception) or isinstance(error, NoAnswerError | PayloadError):
+                raise
+            if self.options.payload is not None or not await self._without_refused(task, collector, batch):
+                raise
+        else:
+            return
+        await self._hand_on(task, keepers)
+
+    async def _publish(self, task: RunOfTask, handed: HandedLease, messages: Sequence[Message]) -> None:
+        handed, lease, published = await publishable(self.options.payload, handed, messages, task)
+        self._stored = handed
+        warn_if_plain(lease)
+        await publish(task, LEASE_KEY, lease)
+        await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
+        mapped_length = len(messages) if self.options.mapped_over else None
+        await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # Named otherwise, so the task itself could not know the link.
             await self._publish_link(task, link)
 
-    async def _without_refused(self, task: RunOfTask, batch: Batch, messages: Sequence[Message]) -> bool:
+    async def _without_refused(self, task: RunOfTask, collector: Collector, batch: Batch) -> bool:
         """Settle messages that Airflow refuses by themselves; return whether there were any, and others are left."""
-        refused = await find_refused(messages, partial(publish, task, RETURN_VALUE_KEY))
-        if refused and self._collector is not None:
-            await self._collector.settle_refused(batch, refused)
+        refused = await find_refused(batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
+        if refused:
+            await collector.settle_refused(batch, refused)
         return bool(refused) and batch.count_held() > 0
+
+    async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
+        """Whether this try had handed its batch on before its process was killed; if only in part, give that back.
+
+        Airflow deletes a task's XComs when its next try begins, so what is there is this try's own.
+        """
+        try:
+            lease, published = await pull(task, LEASE_KEY), await pull(task, RETURN_VALUE_KEY)
+            handed = None if lease is None else await load_lease(lease, task)
+        except (CommsError, PayloadError) as error:
+            logger.warning("Whether this task had received messages before cannot be read; receiving: %s", error)
+            return False
+        if handed is None:
+            return False
+        leases = handed.written.leases_now(keepers.clock, handed.queue_url)
+        if published is not None and not any(lease.doubtful for lease in leases):
+            logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
+            return True
+        shared_keeper = await self._acquired(keepers, handed.connection)
+        source = PublishedMessages(task, handed.manifest_uri)
+        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
+        self._stored = handed
+        logger.warning("This task had received %d messages, and could not hand them on: receiving anew", len(leases))
+        await adopt(self._batch, leases, keepers.rounds)
+        await self._give_back()
+        return False
 
     async def _publish_link(self, task: RunOfTask, link: str) -> None:
         try:

@@ -371,7 +371,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 await outage.wait(error)
 
     async def _receive_one(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
-        batch_id, shared = uuid.uuid4().hex, queue.batches.open_batch(queue.collector.policy)
+        batch_id, shared = uuid.uuid4().hex, queue.batches.open_shared_batch(queue.collector.policy)
         self._collecting = batch_id, shared
         queue.batches.polling = True
         try:
