@@ -53,6 +53,7 @@ from airflow.sdk.execution_time.comms import (
 )
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.runtime import TriggererKeepers, install
 from sqs_lease.airflow.settlement.rules import WorkTask
@@ -486,7 +487,8 @@ class Triggerer:
 
     def _held(self) -> list[Batch]:
         """The batches of the triggers that run."""
-        return [batch for shared in self._keepers._keepers.values() for batch in shared.keeper._batches]
+        (shared,) = self._keepers._keepers.values()  # noqa: SLF001 - nothing else tells of single batches
+        return list(shared.keeper._batches)  # noqa: SLF001
 
     @staticmethod
     async def _until(is_over: Callable[[], bool], longest_seconds: float) -> bool:

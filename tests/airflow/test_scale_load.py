@@ -11,7 +11,16 @@ from airflow.models.trigger import Trigger
 from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
-from benchmarks.scale_load import ANSWERS_A_SECOND, KEEPER_TASK, RECEIVE_TASK, WORK_TASK, Load, Supervisor, receiving_of, triggers
+from benchmarks.scale_load import (
+    ANSWERS_A_SECOND,
+    KEEPER_TASK,
+    RECEIVE_TASK,
+    WORK_TASK,
+    Load,
+    Supervisor,
+    receiving_of,
+    triggers,
+)
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger
 from sqs_lease.testing import run_virtual

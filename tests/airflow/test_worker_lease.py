@@ -34,7 +34,6 @@ from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransp
 from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
-
 RECEIVING = RunOfTask("shop", "run", "orders")
 
 

@@ -260,9 +260,7 @@ async def publish(
 
 def push_of_task(task: RunOfTask, key: str, value: Any) -> None:
     """Set an XCom of another task of the run, from a worker."""
-    XCom.set(
-        key=key, value=value, dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=UNMAPPED
-    )
+    XCom.set(key=key, value=value, dag_id=task.dag_id, run_id=task.run_id, task_id=task.task_id, map_index=UNMAPPED)
 
 
 async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:

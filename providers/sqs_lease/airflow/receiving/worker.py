@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.transfer.handover import hand_on
 from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, warn_if_plain
 from sqs_lease.airflow.transfer.payload import BatchValue, publishable, read_lease, remove_batch
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS: Final = 10.0
 """How long the end of a task waits for its messages to be released; a worker that stops is not given much more."""
+
 
 class GivenBackError(RuntimeError):
     """What was received was given back meanwhile, because the task was killed."""

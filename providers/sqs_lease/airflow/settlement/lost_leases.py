@@ -29,7 +29,6 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE, RunOfTask
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.daemon_threads import DaemonThreads
-from sqs_lease.keeper.batch import Batch
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""How a batch changes hands on Airflow, by the one rule:
+"""How a batch changes hands on Airflow, by the one rule.
 
     A batch has one holder, known by its deadline. Who stops holding it extends it once, writes it down, and forgets
     it. Who starts holding it reads what is written, and relies only on what has not passed its deadline.

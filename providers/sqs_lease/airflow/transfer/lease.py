@@ -1,12 +1,12 @@
 """What a receiving task hands to a keeper through XCom: which leases, on which queue, and how they are to be kept.
 
 Whoever may edit XComs could turn a lease against its deployment: name another file to be removed, another queue's
-receipts, another connection. So the plain values are ``{"messages": number, "sealed": text}``, and everything that names
-a queue, a connection, a file or a message is within the seal (Airflow's Fernet key). The text has these lines, each
-sealed by itself, because nothing else runs while one is encoded:
+receipts, another connection. So the plain values are ``{"messages": number, "sealed": text}``, and everything that
+names a queue, a connection, a file or a message is within the seal (Airflow's Fernet key). The text has these lines,
+each sealed by itself, because nothing else runs while one is encoded:
 
-- the *head*: the task of the run that it was made for, the batch, the queue, the policy, the connection, when the leases
-  were written and how many there are, and where messages and leases are stored if they are (``payload.py``);
+- the *head*: the task of the run that it was made for, the batch, the queue, the policy, the connection, when the
+  leases were written and how many there are, and where messages and leases are stored if they are (``payload.py``);
 - a line for each thousand leases, with the batch and the place of its first lease. Of a stored batch these lines are in
   a file instead.
 
@@ -158,7 +158,7 @@ class HandedLease:
             leases += _decoded_leases(rows, receiving)
         if len(leases) != self.messages:
             raise PayloadError(
-                f"the leases of {receiving} are not those of the batch that it received, so none of them is used: {_AGAIN}"
+                f"the leases of {receiving} are not those of the batch that it received, so none is used: {_AGAIN}"
             )
         return replace(self, written=replace(self.written, leases=tuple(leases)))
 
