@@ -30,6 +30,7 @@ from sqs_lease.clock import SystemClock
 from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
+from sqs_lease.testing import LeasedQueue
 from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
@@ -41,7 +42,7 @@ def check(message: Any) -> None: ...
 
 
 @pytest.fixture
-def dag() -> Iterator[DAG]:
+def dag(empty_queue: LeasedQueue) -> Iterator[DAG]:
     with DAG("shop", schedule=None) as opened:
         with sqs_lease("orders", queue_url="orders", on_failure=backoff(5), visibility=30, timeout=60) as orders:
             check.expand(message=orders)

@@ -23,7 +23,6 @@ from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virt
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
-from tests.airflow.watched_queue import WatchedQueue, bodies_of
 
 MANY = 2 * LEASES_IN_A_ROUND + 500
 BODIES = [f"order {number}" for number in range(MANY)]
@@ -87,23 +86,6 @@ def test_what_is_published_has_messages_and_leases_in_the_same_order(supervisor:
     message_ids = [message["MessageId"] for message in read_messages(published["return_value"])]
     assert [lease.receipt.message_id for lease in leases] == message_ids
     assert len(message_ids) == MANY
-
-
-def test_a_watcher_takes_a_large_batch_over_in_slices(queue: WatchedQueue, rounds: Rounds, tmp_path: Path) -> None:
-    options = {"payload": str(tmp_path), "max_messages": MANY, "linger": 30, "handoff_timeout": 3600}
-
-    async def scenario() -> None:
-        queue.send(*BODIES)
-        killed = queue.triggerer("killed")
-        await queue.fired(queue.watch(killed, **options), within=120)
-        await killed.kill()
-        watcher = queue.watch(queue.triggerer("successor"), **options)
-        assert len(bodies_of(await queue.claim(await queue.fired(watcher)))) == MANY
-        await watcher.cancel()
-
-    queue.run(scenario)
-    assert sum(rounds.adopted) == MANY
-    assert max(rounds.adopted) <= LEASES_IN_A_ROUND
 
 
 class Held:

@@ -1,14 +1,14 @@
 """A batch that a task's own process receives and holds, where no triggerer does: by a keeper in a background thread.
 
-It is used by sensors that do not defer, which hand the batch over to a keeper's trigger before they end, and in
-``dag.test()``, where the whole DAG runs in one process.
+It is used by sensors, which hand what they find over to a keeper's trigger before they end, and in ``dag.test()``,
+where the whole DAG runs in one process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -120,6 +120,14 @@ class WorkerLease:
         """
         return self.thread.run(self._publishable())
 
+    def settle_refused(self, refused: Collection[str]) -> bool:
+        """Settle messages that Airflow refused by themselves, by their ids; return whether others are left.
+
+        Raises:
+            GivenBackError: The batch was given back meanwhile.
+        """
+        return self.thread.run(self._settle_refused(refused))
+
     def extend_for(self, seconds: float) -> None:
         """Extend every lease once, for longer than the policy would, because nobody will for that time.
 
@@ -175,6 +183,11 @@ class WorkerLease:
         lease, value = await publishable(self.options.payload, handed, batch.messages())
         self.lease = {**lease, RECEIVED_BY_WORKER: True}
         return value
+
+    async def _settle_refused(self, refused: Collection[str]) -> bool:
+        batch, collector = self._received()
+        await collector.settle_refused(batch, refused)
+        return batch.count_held() > 0
 
     async def _extend_for(self, seconds: float) -> None:
         batch, collector = self._received()

@@ -13,13 +13,13 @@ batch that it still owns, by the state of the keeper's task:
 
 A batch that a trigger took over is never released here: the leases may be another process's by then, and releasing
 them would give messages away that it holds. And a keeper that begins after its batch was released finds a note that it
-was (:func:`note_end`), or finds it in no registry any more, so that it does the same.
+was (:func:`note_end`), so that it does the same.
 
 The task that received it says whether the batch is still wanted. When that task was cleared, it receives again, and no
 keeper will ever take this batch: it is released at once, so that the new try gets its messages.
 
-The keeper's trigger takes it over: from a trigger of its own process (the parts of a merged batch by
-:func:`gather_parts`), or from the plain leases in its arguments (:func:`adopt`). Large batches are looked through a
+The keeper's trigger takes it over: from a trigger of its own process, or from the plain leases in its arguments
+(:func:`adopt`). Large batches are looked through a
 slice at a time, because the event loop serves all triggers: Airflow warns when it stands still for 0.2 s, and 50 000
 leases that are taken over at once take several times as long.
 """
@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from sqs_lease.airflow.airflow_api.polling import POLL_SECONDS, StateWatch
@@ -39,7 +39,7 @@ from sqs_lease.airflow.runtime import SharedBatch, TriggererKeepers
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of, read_takeover
 from sqs_lease.airflow.transfer.status import status_of
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
@@ -101,7 +101,6 @@ class HandOff:
         shared: The batch; its creator gives up ownership here.
         keeper_task: The task whose trigger is to take the batch.
         timeout_seconds: The hand-off timeout.
-        releasing: Called before the batch is released, to write down that it is.
         released: Called after the batch was released, when nobody needs anything that was stored with it.
         receive_task: The task that received, if clearing it means that the batch is no longer wanted; its XComs are
             where notes are. None also writes no notes.
@@ -122,7 +121,6 @@ class HandOff:
         receive_task: RunOfTask | None = None,
         progress: Callable[[], Progress] | None = None,
         messages: int = 0,
-        releasing: Callable[[], Awaitable[None]] | None = None,
         holder: str | None = None,
     ) -> None:
         self._keepers = keepers
@@ -130,7 +128,6 @@ class HandOff:
         self._shared = shared
         self._keeper_task = keeper_task
         self._timeout_seconds = timeout_seconds
-        self._releasing = releasing
         self._released = released
         self._receive_task = receive_task
         self._messages = messages
@@ -321,8 +318,6 @@ class HandOff:
         self._keepers.batches.pop(self._batch_id, None)
         if self._receive_task is not None and not self._is_cleared:
             await note_end(self._receive_task, self._batch_id, self._messages, self._progress())
-        if self._releasing is not None:
-            await self._releasing()
         await self._shared.batch.release_all()
         self._forget("it was released")
         if self._released is not None:
@@ -347,55 +342,6 @@ async def note_end(receive_task: RunOfTask, batch_id: str, messages: int, progre
         await publish(receive_task, PROGRESS_KEY, note.encode(), patience_seconds=0)
     except CommsError as error:
         logger.warning("It cannot be written that the batch of %s has ended: %s", receive_task, error)
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredParts:
-    """What this process held of a merged batch.
-
-    Attributes:
-        leases: The leases still held, with the deadlines confirmed so far, in times of the keeper's clock.
-        messages: The messages still held, as far as their content is known.
-        ended: Leases that ended while the parts were held, lost most likely: nobody may hold them again.
-    """
-
-    leases: Mapping[Receipt, Lease]
-    messages: Sequence[Message]
-    ended: frozenset[Receipt]
-
-    def newest(self, leases: Iterable[Lease]) -> list[Lease]:
-        """The leases with the deadlines that this process knows, where it knows better; in the same order."""
-        return [self.leases.get(lease.receipt, lease) for lease in leases]
-
-
-async def gather_parts(keepers: TriggererKeepers, part_ids: Sequence[str], owner: object) -> GatheredParts:
-    """Become the owner of the parts that are held in this process, and dissolve them.
-
-    The former owners see that they no longer own their parts. Afterwards nothing holds the leases: the caller must
-    put them into a batch of its own before it awaits anything but its turn.
-
-    Args:
-        keepers: What the triggers of this process share.
-        part_ids: The parts.
-        owner: The new owner.
-    """
-    leases: dict[Receipt, Lease] = {}
-    messages: list[Message] = []
-    ended: set[Receipt] = set()
-    for part_id in part_ids:
-        shared = keepers.claim(part_id, owner, _ignore)
-        if shared is None:
-            continue
-        await keepers.rounds.take(shared.batch.count_held())
-        leases.update((lease.receipt, lease) for lease in shared.batch.leases())
-        messages += shared.batch.messages()
-        ended.update(shared.batch.outcomes())
-        keepers.remove(part_id, shared)
-    return GatheredParts(leases, messages, frozenset(ended))
-
-
-def _ignore(event: LeaseEvent) -> None:
-    """Do nothing: a part that is being dissolved has no listener."""
 
 
 async def held_by(batch: Batch, rounds: RoundLimiter, clock: Clock) -> tuple[list[Lease], list[Message]]:

@@ -1,11 +1,10 @@
 """What a receiving task hands to a keeper through XCom: which leases, on which queue, and how they are to be kept.
 
-As plain values it has one of three shapes. All have ``batch_id``, ``queue_url``, ``messages`` (their number),
+As plain values it has one of two shapes. Both have ``batch_id``, ``queue_url``, ``messages`` (their number),
 ``policy`` and ``connection``, and besides:
 
 - ``sealed_leases``: the leases themselves, encrypted;
-- ``leases_uri`` and ``manifest_uri``: where they and the messages are stored instead (``payload.py``);
-- ``parts``: several of the above, in order, which are kept together as one batch (:func:`merge`).
+- ``leases_uri`` and ``manifest_uri``: where they and the messages are stored instead (``payload.py``).
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class HandedLease:
         policy: The renewal policy, with the visibility timeout filled in.
         connection: How AWS is reached.
         leases: In the order of the messages in the sensor's return value; times in seconds since the epoch.
-        part_ids: The batches that it was merged from, under which triggers of this process may hold parts of it;
-            empty if it was received as one.
     """
 
     batch_id: str
@@ -48,7 +45,6 @@ class HandedLease:
     policy: RenewalPolicy
     connection: AwsConnection
     leases: Sequence[Lease]
-    part_ids: Sequence[str] = ()
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values, with encrypted receipt handles: every reader of the DAG can read its XComs."""
@@ -60,24 +56,21 @@ class HandedLease:
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any]) -> Self:
-        """Build it from what :meth:`encode` or :func:`merge` returned, in a triggerer of the same deployment.
+        """Build it from what :meth:`encode` returned, in a triggerer of the same deployment.
 
         Leases that are stored elsewhere are read by :func:`sqs_lease.airflow.transfer.payload.load_lease`.
 
         Raises:
-            ValueError: The leases, or some of them, are stored elsewhere.
+            ValueError: The leases are stored elsewhere.
         """
         if LEASES_URI in plain:
             raise ValueError(f"the leases of batch {plain['batch_id']} are stored elsewhere: use load_lease()")
-        parts = [cls.decode(part) for part in plain.get("parts", ())]
-        leases = [lease for part in parts for lease in part.leases] if parts else unseal_leases(plain["sealed_leases"])
         return cls(
             batch_id=plain["batch_id"],
             queue_url=plain["queue_url"],
             policy=decode_policy(plain["policy"]),
             connection=AwsConnection.decode(plain["connection"]),
-            leases=leases,
-            part_ids=tuple(part.batch_id for part in parts),
+            leases=unseal_leases(plain["sealed_leases"]),
         )
 
     def _head(self) -> dict[str, Any]:
@@ -88,43 +81,6 @@ class HandedLease:
             "policy": encode_policy(self.policy),
             "connection": self.connection.encode(),
         }
-
-
-def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one batch of several that were received apart, to be kept and settled together.
-
-    A keeper takes each part from this process where a trigger of it holds that part, and by its arguments otherwise.
-
-    Args:
-        parts: What :meth:`HandedLease.encode` or ``write_batch()`` of ``payload.py`` returned, at least one.
-
-    Returns:
-        A lease of the third shape above, whose messages are those of the parts in order; a single part as it is.
-
-    Raises:
-        ValueError: ``parts`` is empty, or the parts differ in queue, connection or renewal policy.
-    """
-    if not parts:
-        raise ValueError("there is no lease to merge")
-    first = dict(parts[0])
-    if len(parts) == 1:
-        return first
-    for shared in ("queue_url", "connection", "policy"):
-        if any(part[shared] != first[shared] for part in parts):
-            raise ValueError(
-                f"batches of {first['queue_url']} cannot be kept together, because they differ in {shared}: "
-                "give each its own keeper"
-            )
-    flat = [dict(piece) for part in parts for piece in part.get("parts", (part,))]
-    return {
-        # Not the id of a part: a keeper that was cleared and starts again claims the merged batch by this one.
-        "batch_id": f"{first['batch_id']}+{len(flat) - 1}",
-        "queue_url": first["queue_url"],
-        "messages": sum(piece["messages"] for piece in flat),
-        "policy": first["policy"],
-        "connection": first["connection"],
-        "parts": flat,
-    }
 
 
 def seal_leases(leases: Sequence[Lease]) -> str:

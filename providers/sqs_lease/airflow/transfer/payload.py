@@ -117,7 +117,7 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
 
     Args:
         message: The message.
-        stored: Whether the batch is stored in files (``payload``): they take what XComs and state stores do not.
+        stored: Whether the batch is stored in files (``payload``): they take what XComs do not.
     """
     try:
         attributes = plain_attributes(message.message_attributes)
@@ -216,10 +216,9 @@ def remove_batch(lease: Mapping[str, Any]) -> None:
     Args:
         lease: The lease as plain values.
     """
-    for part in lease.get("parts", (lease,)):
-        for key in (MANIFEST_URI, LEASES_URI):
-            if key in part:
-                _remove(part[key])
+    for key in (MANIFEST_URI, LEASES_URI):
+        if key in lease:
+            _remove(lease[key])
 
 
 def _remove(uri: str) -> None:
@@ -280,23 +279,6 @@ def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
             ) from error
 
 
-def merge_messages(values: Sequence[BatchValue]) -> BatchValue:
-    """Return what stands for the messages of several batches, in order, that :func:`handed_lease.merge` merged.
-
-    Raises:
-        ValueError: Some are references and some are messages.
-    """
-    references = [value for value in values if isinstance(value, Mapping)]
-    if not references:
-        return [message for value in values if not isinstance(value, Mapping) for message in value]
-    if len(references) < len(values):
-        raise ValueError("batches with and without payload cannot be taken together")
-    return {
-        MANIFESTS: [uri for reference in references for uri in reference[MANIFESTS]],
-        "messages": sum(reference["messages"] for reference in references),
-    }
-
-
 def messages_of(published: BatchValue | None) -> list[Message]:
     """Build the messages from what the receiving task published, None for nothing. It blocks.
 
@@ -314,8 +296,6 @@ def read_leases(lease: Mapping[str, Any]) -> HandedLease:
         PayloadError: The leases cannot be read.
     """
     plain = _with_leases(lease)
-    if "parts" in lease:
-        plain = {**lease, "parts": [_with_leases(part) for part in lease["parts"]]}
     try:
         return HandedLease.decode(plain)
     except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or of text that is not JSON
@@ -354,7 +334,7 @@ async def remove_files(lease: Mapping[str, Any]) -> None:
     Args:
         lease: The lease as plain values.
     """
-    if any(MANIFEST_URI in part for part in lease.get("parts", (lease,))):
+    if MANIFEST_URI in lease:
         try:
             await in_thread(remove_batch, lease)
         except PayloadError as error:

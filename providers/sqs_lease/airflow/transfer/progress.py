@@ -147,7 +147,7 @@ class Takeover:
     """A keeper's trigger holds batches that another process held before.
 
     Attributes:
-        batch_ids: The batch, and the parts that it was merged from.
+        batch_ids: The batch.
         holder: Names the trigger.
     """
 

@@ -42,7 +42,6 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.batches.given_back import given_back_positions
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
@@ -60,7 +59,6 @@ from sqs_lease.airflow.transfer.handoff import (
     TAKEOVER_SECONDS,
     HandOff,
     adopt,
-    gather_parts,
     note_end,
     takeover_seconds,
     was_cleared,
@@ -397,28 +395,22 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 # Another process may have taken it over from this one meanwhile, and hold it for the next trigger now.
                 await self._tell_of_takeover(task, handed, keepers.clock)
         else:
-            progress = Progress(batch_id=handed.batch_id)
-            is_elsewhere = not all(part_id in keepers.batches for part_id in handed.part_ids or [handed.batch_id])
             source = PublishedMessages(self._receiving(task))
             meanwhile = _HeldMeanwhile(keepers, partial(shared_keeper.open_batch, source=source), handed, leases, self)
-            if is_elsewhere:
-                self._knows_progress = False
-                progress = await self._progress(task, handed, keepers, meanwhile)
-                if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
-                    logger.warning("%d messages were lost, or given back, before this trigger began", lost)
+            self._knows_progress = False
+            progress = await self._progress(task, handed, keepers, meanwhile)
+            if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
+                logger.warning("%d messages were lost, or given back, before this trigger began", lost)
             leases = from_wall_time(progress.with_known_deadlines(handed.leases), keepers.clock)
-            parts = await gather_parts(keepers, handed.part_ids, self)
-            leases = parts.newest(meanwhile.end(leases))
+            leases = meanwhile.end(leases)
             logger.info("Taking over %d messages of %s", len(leases) - len(progress.settled), handed.queue_url)
             batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
             keepers.enter(handed.batch_id, batch, self)
             self._batch = batch
             batch.inherited = progress
-            to_hold = (lease for position, lease in enumerate(leases) if position not in progress.settled)
-            held = [lease for lease in to_hold if lease.receipt not in parts.ended]
-            await adopt(batch.batch, held, parts.messages, keepers.rounds)
-            if is_elsewhere:
-                await self._tell_of_takeover(task, handed, keepers.clock)
+            held = [lease for position, lease in enumerate(leases) if position not in progress.settled]
+            await adopt(batch.batch, held, [], keepers.rounds)
+            await self._tell_of_takeover(task, handed, keepers.clock)
         self._batch = batch
         self._knows_progress = True
         settler = Settler(
@@ -455,7 +447,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
     async def _tell_of_takeover(self, task: RunOfTask, handed: HandedLease, clock: Clock) -> None:
-        takeover = Takeover([handed.batch_id, *handed.part_ids], self._holder)
+        takeover = Takeover([handed.batch_id], self._holder)
         self._told = True
         try:
             for noting in (self._receiving(task), task):
@@ -490,7 +482,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if progress is not None:
             return progress
         if await self._is_still_the_runs(receiving):
-            return Progress(dict.fromkeys(await given_back_positions(self.lease), Outcome.LOST))
+            return Progress()
         logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
         return Progress(dict.fromkeys(range(len(handed.leases)), Outcome.LOST))
 
@@ -548,13 +540,11 @@ class _HeldMeanwhile:
         return self._shared
 
     async def hold(self) -> None:
-        """Hold all messages but those of parts that this process holds already, and extend them at once."""
-        keepers, handed, shared = self._keepers, self._handed, self._shared
+        """Hold all messages, and extend them at once."""
+        keepers, shared = self._keepers, self._shared
         if shared is None:
             return
-        parts = [keepers.batches[part_id].batch for part_id in handed.part_ids if part_id in keepers.batches]
-        to_hold = [lease for lease in self._leases if not any(part.holds(lease.receipt) for part in parts)]
-        await adopt(shared.batch, to_hold, [], keepers.rounds)
+        await adopt(shared.batch, self._leases, [], keepers.rounds)
         await shared.batch.extend_now()
         self._extended_by = keepers.clock.now()
 
