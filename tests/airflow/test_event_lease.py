@@ -33,7 +33,7 @@ def asset_of(*queues: str, **arguments: Any) -> Asset:
 
 def sensor_of(asset: Asset, *, default_args: dict[str, Any] | None = None, **arguments: Any) -> SqsLeaseSensor:
     with (
-        DAG("shop", schedule=asset, default_args=default_args) as dag,
+        DAG("shop", schedule=asset, default_args=default_args or {}) as dag,
         sqs_lease("orders", event=asset, **arguments) as orders,
     ):
         load(orders)
@@ -101,9 +101,12 @@ def test_a_queue_that_the_asset_is_not_watched_for_is_refused() -> None:
 
 
 def test_something_else_than_an_asset_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be the Asset"), DAG("shop", schedule=None):
-        with sqs_lease("orders", event="orders") as orders:  # type: ignore[arg-type]
-            load(orders)
+    with (
+        pytest.raises(TypeError, match="must be the Asset"),
+        DAG("shop", schedule=None),
+        sqs_lease("orders", event="orders") as orders,  # type: ignore[arg-type]
+    ):
+        load(orders)
 
 
 def test_what_is_there_is_taken_in_the_worker_and_handed_to_the_keeper(queue: LeasedQueue) -> None:

@@ -191,8 +191,8 @@ def sqs_lease(
             change that.
         keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`. ``queue``, ``pool``, ``executor``,
-            ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments`` has
-            others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
+            ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments``
+            has others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
             ``keeper_arguments`` alone, not by ``default_args``: a keeper that waits for another run's loses its
             messages.
 

@@ -2,29 +2,35 @@
 
 An event asks Airflow for a run, and the sensor of that run receives what is visible by then. An event too many costs a
 run that finds nothing; an event too few lets messages wait. The counts cannot tell which run took which message. But
-they tell whether the last event has led to anything:
+they tell whether the last event has led to anything, and so how long the next one waits while messages are visible:
 
-    since the last event                             state     next event after      and if that leads to nothing
-    the queue has fewer messages than at a look      DONE      the shortest pause    30 s
-    before; or some were taken and others came
-    more messages are in flight than at the event    HELD      the shortest pause    as long as this time
-    neither                                          WAITING   the present pause     twice as long, up to the longest
+    since the last event                                  state      the next event comes after
+    more messages are in flight than at the event         HELD       the shortest pause
+    some were taken, and the queue had fewer messages
+    at some look than at the one before, or has more
+    than at the event                                     DONE       the shortest pause
+    some were taken, and it has as many as at the event   RETURNED   the shortest pause, doubled n times
+    none were taken                                       WAITING    30 s, doubled n times
 
     (of these the first that holds, at each look; "has": visible, in flight and delayed together)
 
-Why these three:
+n counts the events that led to nothing: it grows by one with each event after RETURNED or WAITING, stays after HELD,
+and is 0 again after DONE. No pause is longer than the longest.
 
-- *Scarce slots.* A run that waits for a slot takes whatever is there when it begins. A second run would find nothing,
-  so its event comes late, and the third later.
-- *A message that can never be processed.* Runs take it and give it back: the number of messages stays the same, and
-  none is in flight afterwards. That is WAITING, so its runs become rare. While other messages are sent, they are not:
-  new messages must not wait for the sake of an old one.
-- *Long work.* What a run took stays in flight for as long as it works. Messages that come meanwhile start runs at the
-  shortest pause, up to the DAG's ``max_active_runs``.
-- *More messages than one run takes.* As soon as a run has taken some, the next event follows.
+Why these four:
+
+- *Scarce slots* (WAITING). A run that waits for a slot takes whatever is there when it begins. A second run would find
+  nothing. What other runs delete meanwhile says nothing about this one: only what is taken does.
+- *A message that can never be processed* (RETURNED). Runs take it and give it back: the number of messages stays the
+  same, and none is in flight afterwards. So its runs become rare. While other messages are sent, they are not: new
+  messages must not wait for the sake of an old one. Once in a while the same is seen when a burst was deleted and
+  another one of the same size came between two looks; therefore its pauses begin short.
+- *Long work* (HELD). What a run took stays in flight for as long as it works. Messages that come meanwhile start runs
+  at the shortest pause, up to the DAG's ``max_active_runs``.
+- *More messages than one run takes* (HELD or DONE). As soon as a run has taken some, the next event follows.
 
 SQS counts approximately, and on AWS up to a minute late. Until a count shows that messages were taken, it also shows
-messages that are no longer there: one more reason not to fire again soon.
+messages that are no longer there: one more reason to wait for 30 s.
 """
 
 from __future__ import annotations
@@ -34,9 +40,7 @@ from enum import Enum
 from typing import Final
 
 FIRST_PAUSE_SECONDS: Final = 30.0
-"""How long an event has time to lead to anything, at first: a run is made and has received after 3 s, or after half a
-minute where workers are busy.
-"""
+"""How long a run has time to take something, at first. It begins after 3 s, or after half a minute on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,10 @@ class QueueCounts:
 class _State(Enum):
     """Whether an event has led to anything; the module's docstring has the table."""
 
-    WAITING = "waiting"
     HELD = "held"
     DONE = "done"
+    RETURNED = "returned"
+    WAITING = "waiting"
 
 
 @dataclass(slots=True)
@@ -74,14 +79,14 @@ class _Event:
     Attributes:
         at: When it was fired.
         counts: What was counted then.
-        pause_seconds: How long it has time to lead to anything.
+        fruitless: How many events before it led to nothing, in a row.
         taken: Whether messages were received since.
         fewer: Whether the queue had fewer messages at some look since than at the look before that.
     """
 
     at: float
     counts: QueueCounts
-    pause_seconds: float
+    fruitless: int = 0
     taken: bool = False
     fewer: bool = False
 
@@ -92,9 +97,11 @@ class _Event:
 
     def state(self, counts: QueueCounts) -> _State:
         """Whether it has led to anything, by what was counted last."""
-        if self.fewer or (self.taken and counts.total > self.counts.total):
-            return _State.DONE
-        return _State.HELD if counts.in_flight > self.counts.in_flight else _State.WAITING
+        if counts.in_flight > self.counts.in_flight:
+            return _State.HELD
+        if not self.taken:
+            return _State.WAITING
+        return _State.DONE if self.fewer or counts.total > self.counts.total else _State.RETURNED
 
 
 class Pace:
@@ -108,7 +115,6 @@ class Pace:
     def __init__(self, *, shortest_pause_seconds: float, longest_pause_seconds: float) -> None:
         self._shortest_pause_seconds = shortest_pause_seconds
         self._longest_pause_seconds = longest_pause_seconds
-        self._first_pause_seconds = min(max(FIRST_PAUSE_SECONDS, shortest_pause_seconds), longest_pause_seconds)
         self._before: QueueCounts | None = None
         self._event: _Event | None = None
 
@@ -120,19 +126,25 @@ class Pace:
             now: When, in seconds of a clock that never goes back.
         """
         before, self._before = self._before, counts
-        if self._event is not None and before is not None:
-            self._event.look(before, counts)
+        event = self._event
+        if event is not None and before is not None:
+            event.look(before, counts)
         if counts.visible == 0:
             return False
-        next_pause_seconds = self._first_pause_seconds
-        if self._event is not None:
-            state = self._event.state(counts)
-            pause_seconds = self._event.pause_seconds if state is _State.WAITING else self._shortest_pause_seconds
-            if now < self._event.at + pause_seconds:
-                return False
-            if state is _State.HELD:
-                next_pause_seconds = self._event.pause_seconds
-            elif state is _State.WAITING:
-                next_pause_seconds = min(2 * self._event.pause_seconds, self._longest_pause_seconds)
-        self._event = _Event(now, counts, next_pause_seconds)
+        if event is None:
+            self._event = _Event(now, counts)
+            return True
+        state = event.state(counts)
+        if now < event.at + self._pause_seconds(state, event.fruitless):
+            return False
+        after = {_State.DONE: 0, _State.HELD: event.fruitless}
+        self._event = _Event(now, counts, after.get(state, event.fruitless + 1))
         return True
+
+    def _pause_seconds(self, state: _State, fruitless: int) -> float:
+        shortest, longest = self._shortest_pause_seconds, self._longest_pause_seconds
+        if state in (_State.HELD, _State.DONE):
+            return shortest
+        first = max(FIRST_PAUSE_SECONDS, shortest) if state is _State.WAITING else shortest
+        # No power of it is so large that it cannot be a float.
+        return min(first * 2.0 ** min(fruitless, 30), longest)
