@@ -1,8 +1,8 @@
-"""Runs that messages start: no run waits for orders, each batch of them starts one.
+"""Runs that messages start: no run waits for orders, and a run starts when there are some.
 
-The trigger in the asset's watcher receives, and keeps the messages invisible until the run's keeper has them. What
-arrives while a run is at work is taken together by the next one. docs/event-driven.md says what happens when the DAG is
-paused, when runs fail and when processes die.
+The trigger in the asset's watcher counts the messages, and the run receives them. What arrives while a run is at work
+is taken together by the next one. docs/event-driven.md says what happens when the DAG is paused, when runs fail, and
+what it costs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ arriving_orders = Asset(
     watchers=[
         AssetWatcher(
             "arriving_orders_watcher",
-            trigger=SqsLeaseTrigger(
-                "orders-that-start-runs",  # a name, a URL or an ARN
-                max_messages=100,
-                linger=2,  # how long to wait for more after the first message
-            ),
+            trigger=SqsLeaseTrigger("orders-that-start-runs"),  # a name, a URL or an ARN
         )
     ],
 )
@@ -37,7 +33,8 @@ def orders_that_start_runs() -> None:
     def total(messages: Any) -> float:
         return sum(float(json.loads(message["Body"])["total"]) for message in messages)
 
-    with sqs_lease("orders", event=arriving_orders) as orders:
+    # The queue is the watcher's; `linger` says how long to wait for more after the first message.
+    with sqs_lease("orders", event=arriving_orders, max_messages=100, linger=2) as orders:
         total(orders)
 
 

@@ -107,6 +107,10 @@ class AirflowApi:
             raise AirflowApiError(f"{filename} cannot be imported: {stack_trace}")
         return False
 
+    def parsed_at(self, dag_id: str) -> str:
+        """When the file of a DAG was read last, in ISO 8601: what follows from its state was done then."""
+        return str(self._get(f"/dags/{dag_id}")["last_parsed_time"])
+
     def version_number(self, dag_id: str) -> int:
         """The number of the newest version of a DAG, 1 for the first; a change of its tasks makes another one."""
         answer = self._get(f"/dags/{dag_id}/dagVersions", {"order_by": "-version_number", "limit": 1})

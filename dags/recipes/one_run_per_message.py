@@ -1,8 +1,8 @@
 """One run for each message, one after the other.
 
-The watcher receives a single message, and no other one until that is settled. So each run has exactly one message, and
-shows in Airflow by itself, with its own state, logs and duration. A run takes some seconds even where its work takes
-none. For more than a message every ten seconds or so, map a task over the messages of one run instead.
+A run takes a single message, and the next run begins when it has ended. So each message shows in Airflow by itself,
+with its own state, logs and duration. A run takes some seconds even where its work takes none. For more than a message
+every ten seconds or so, map a task over the messages of one run instead.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from sqs_lease.airflow import SqsLeaseTrigger, sqs_lease
 
 arriving_report = Asset(
     "arriving_report",
-    watchers=[
-        AssetWatcher(
-            "arriving_report_watcher",
-            trigger=SqsLeaseTrigger("reports-one-by-one", max_messages=1, max_unsettled_batches=1),
-        )
-    ],
+    watchers=[AssetWatcher("arriving_report_watcher", trigger=SqsLeaseTrigger("reports-one-by-one"))],
 )
 
 
@@ -35,7 +30,7 @@ def report_of_one_message() -> None:
         report = json.loads(message["Body"])
         print(f"rendering report {report['report_id']}")
 
-    with sqs_lease("report", event=arriving_report) as messages:
+    with sqs_lease("report", event=arriving_report, max_messages=1) as messages:
         render(messages)
 
 

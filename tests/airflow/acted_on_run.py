@@ -17,8 +17,9 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
+from sqs_lease.airflow.receiving.worker import release_handed
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState
@@ -38,6 +39,9 @@ from tests.airflow.virtual_triggerer import (
 )
 
 POLICIES: Final = (Growing(visibility=120.0), Fixed(visibility=120.0, every=5.0), Fixed(visibility=120.0, every=40.0))
+HANDOFF_SECONDS: Final = 900.0
+"""Longer than any other extension, so that these can be told apart."""
+
 ACTING_SECONDS: Final = 300.0
 """How long users act and triggerers die."""
 
@@ -106,7 +110,9 @@ class ActedOnRun:
                 changed_at[entry.message_id] = entry.at
             held = entry.at - changed_at.get(entry.message_id, 0.0) > 60.0  # and not given back with a delay
             was_ours = entry.kind is AuditKind.EXPIRED and held_by[entry.message_id].caller != OTHER
-            if was_ours and held and entry.at < self._undisturbed_until:
+            # The price of a hand-over that nobody takes: a keeper that was marked before it began, say.
+            was_handed_on = entry.at - changed_at.get(entry.message_id, 0.0) > HANDOFF_SECONDS - 1.0
+            if was_ours and held and not was_handed_on and entry.at < self._undisturbed_until:
                 found.append(f"a lease ended by itself: {entry}")
         found += [f"it is held for ever: {held_by[message_id]}" for message_id in self._held()]
         if (state := self._states.get(KEEP.task_id)) not in (*_ENDED, None):
@@ -263,6 +269,8 @@ class ActedOnRun:
     async def _live_of_sensor(self) -> None:
         task_id, this = RECEIVE.task_id, self._began[RECEIVE.task_id]
         self._states.update({task_id: None, KEEP.task_id: None})
+        # The scheduler and a worker need a second at least: by then a trigger that was publishing has done so.
+        await asyncio.sleep(0.5)
         await self._pause(1.0)
         if self._began[task_id] != this:
             return
@@ -271,8 +279,14 @@ class ActedOnRun:
         self._states[task_id] = "deferred"
         number = self._tries[task_id]
         trigger = receive_trigger(
-            "orders", self.world.clock, policy=self._policy, batch_id=f"batch {number}", timeout_seconds=60.0
+            "orders",
+            self.world.clock,
+            policy=self._policy,
+            batch_id=f"batch {number}",
+            timeout_seconds=60.0,
+            handoff_timeout_seconds=HANDOFF_SECONDS,
         )
+        await self._give_back_of_earlier_try()
         running = await self._tend(RECEIVE, trigger)
         if running is None:
             return
@@ -287,6 +301,13 @@ class ActedOnRun:
             self._states[key] = None
             self._begin(key, lambda key=key: self._live_of_work(key))  # type: ignore[misc]
 
+    async def _give_back_of_earlier_try(self) -> None:
+        """What the sensor's worker does when a try of it begins that is not the first."""
+        lease = self._supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, HANDED_KEY))
+        if lease is not None:
+            transport = MemoryTransport(self.world.sqs, name="worker")
+            await release_handed(HandedLease.decode(lease, RECEIVE), transport, self.world.clock)
+
     async def _live_of_keeper(self) -> None:
         task_id, this = KEEP.task_id, self._began[KEEP.task_id]
         await asyncio.sleep(self._random.choice((0.1, 0.5, 1.0, 1.0, 2.0, 20.0, 700.0 if this > 2 else 1.0)))
@@ -299,7 +320,12 @@ class ActedOnRun:
         if lease is None:
             self._states[task_id] = "failed"
             return
-        trigger = keeper_trigger(self._supervisor, [self._work], tried_before=self._tries[task_id] > 1)
+        trigger = keeper_trigger(
+            self._supervisor,
+            [self._work],
+            tried_before=self._tries[task_id] > 1,
+            handoff_timeout_seconds=HANDOFF_SECONDS,
+        )
         await self._pause(1.5)
         if self._began[task_id] != this:
             return

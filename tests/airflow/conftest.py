@@ -1,4 +1,4 @@
-"""What the tests of the Airflow package share: a scripted supervisor, and a queue that a watcher receives from."""
+"""What the tests of the Airflow package share: a scripted supervisor, and queues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sqs_lease.airflow import sensor
+from sqs_lease.testing import LeasedQueue, LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
-from tests.airflow.scripted_assets import ScriptedAssets
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 from tests.airflow.watched_queue import WatchedQueue
 
@@ -31,8 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def queue() -> Iterator[WatchedQueue]:
-    """A queue that an asset's watcher receives from."""
-    with supervised_by(ScriptedAssets()) as scripted:
-        assert isinstance(scripted, ScriptedAssets)
-        yield WatchedQueue(scripted)
+def watched() -> WatchedQueue:
+    """A queue that watchers count."""
+    return WatchedQueue()
+
+
+@pytest.fixture
+def empty_queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
+    """The queue `orders` without messages: a sensor that looks there finds nothing, at once, and defers."""
+    monkeypatch.setattr(sensor, "FIRST_LOOK_SECONDS", 0.0)
+    return leased_queues.create("orders")

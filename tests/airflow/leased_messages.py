@@ -8,7 +8,7 @@ from typing import Any
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
+from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MessageState, ServiceChoices, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import (
     KEEP,
@@ -28,9 +28,16 @@ ALL_VISIBLE = dict.fromkeys("abc", MessageState.VISIBLE)
 class LeasedMessages:
     """Messages that a sensor's trigger received, three by default, and the triggerers that may keep them."""
 
-    def __init__(self, supervisor: ScriptedComms, *, fifo: bool = False, bodies: Sequence[str] = "abc") -> None:
+    def __init__(
+        self,
+        supervisor: ScriptedComms,
+        *,
+        fifo: bool = False,
+        bodies: Sequence[str] = "abc",
+        choices: ServiceChoices | None = None,
+    ) -> None:
         self.clock = VirtualClock()
-        self.sqs = MemorySqs(self.clock)
+        self.sqs = MemorySqs(self.clock, choices=choices)
         kind = ".fifo" if fifo else ""
         self.dead_letter_url = self.sqs.create_queue(f"dead{kind}")
         self.url = self.sqs.create_queue(

@@ -18,13 +18,11 @@ from sqs_lease.airflow.receiving import collector
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.transfer.payload import INLINE_BYTES
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
-from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Fixed
-from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
+from sqs_lease.testing import AuditKind, LeasedQueue, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, VirtualTriggerer, receive_trigger
-from tests.airflow.watched_queue import WatchedQueue, bodies_of
 
 LARGE = 100_000
 MANY = 400
@@ -94,12 +92,10 @@ def options_of(max_messages: int | str = 10, *, mapped: bool = False, payload: s
 def test_without_a_place_too_many_messages_are_refused_at_parse_with_both_remedies(supervisor: ScriptedComms) -> None:
     with pytest.raises(ValueError, match=r"payload='s3://.*\[sqs_lease\] payload.*lower max_messages"):
         options_of(5000)
-    with pytest.raises(ValueError, match=r"\[sqs_lease\] payload"):
-        SqsLeaseTrigger("orders", max_messages=5000)
 
 
 def test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else(
-    supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    supervisor: ScriptedComms, empty_queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(OPTION, str(tmp_path))
     many, few, mapped = options_of(5000), options_of(10), options_of(10, mapped=True)
@@ -110,8 +106,6 @@ def test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_now
     assert (mapped.payload, mapped.most_bytes) == (None, INLINE_BYTES)
     own = options_of(5000, payload="/its/own")
     assert own.payload == "/its/own"
-    assert SqsLeaseTrigger("orders", max_messages=5000).serialize()[1]["payload"] == str(tmp_path)
-    assert SqsLeaseTrigger("orders", max_messages=10).serialize()[1]["payload"] is None
 
 
 def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
@@ -124,24 +118,6 @@ def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
 
 def test_the_option_is_among_those_that_airflow_shows() -> None:
     assert "payload" in get_provider_info()["config"]["sqs_lease"]["options"]
-
-
-def test_a_watcher_receives_no_more_than_one_run_can_be_given(queue: WatchedQueue) -> None:
-    async def scenario() -> None:
-        queue.send(*(f"{number:0{LARGE}}" for number in range(MANY)))
-        watcher = queue.watch(max_messages=20, max_unsettled_batches=100, handoff_timeout=3600)
-        await asyncio.sleep(30)
-        waiting = queue.count(AuditKind.RECEIVED)
-        assert INLINE_BYTES <= waiting * LARGE <= INLINE_BYTES + 100 * LARGE
-        events = await queue.fired(watcher)
-        taken = await queue.claim(events)
-        assert len(bodies_of(taken)) == waiting
-        await asyncio.sleep(30)
-        assert queue.count(AuditKind.RECEIVED) > waiting
-        assert queue.count(AuditKind.RELEASED) == 0
-        await watcher.cancel()
-
-    queue.run(scenario)
 
 
 def test_a_sensor_whose_full_batch_was_lost_while_a_poll_was_under_way_receives_again(

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from airflow.jobs.triggerer_job_runner import TriggerCommsDecoder
 from airflow.sdk.execution_time.comms import (
-    AssetStateStoreResult,
     OKResponse,
     TaskStatesResult,
     VariableKeysResult,
@@ -22,7 +21,6 @@ from airflow.sdk.execution_time.comms import (
 )
 
 from sqs_lease.airflow.airflow_api import requests
-from sqs_lease.airflow.airflow_api.assets import AssetState
 from sqs_lease.airflow.airflow_api.requests import (
     NoAnswerError,
     RunOfTask,
@@ -45,9 +43,6 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "DeleteVariable": OKResponse(ok=True),
     "GetXCom": XComResult(key="return_value", value=REPORT),
     "SetXCom": None,
-    "GetAssetStateStoreByName": AssetStateStoreResult(value=1),
-    "SetAssetStateStoreByName": OKResponse(ok=True),
-    "DeleteAssetStateStoreByName": OKResponse(ok=True),
 }
 
 
@@ -124,9 +119,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             None,
             {"type": "SetXCom", "value": [{"a": 1}], "mapped_length": 1, "map_index": -1, "run_id": "run"},
         ),
-        (lambda: AssetState("orders").get("k"), 1, {"type": "GetAssetStateStoreByName", "name": "orders", "key": "k"}),
-        (lambda: AssetState("orders").put("k", {"a": 1}), None, {"name": "orders", "key": "k", "value": {"a": 1}}),
-        (lambda: AssetState("orders").delete("k"), None, {"type": "DeleteAssetStateStoreByName", "key": "k"}),
     ],
 )
 def test_a_question_waits_for_its_answer_without_blocking_the_event_loop(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import sys
 import threading
@@ -21,7 +20,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger
+from sqs_lease.airflow import SqsLeaseSensor
 from sqs_lease.airflow.receiving.filters import (
     FILTER_SECONDS,
     MessageFilter,
@@ -38,7 +37,6 @@ from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
-from tests.airflow.watched_queue import WatchedQueue, bodies_of
 
 BODIES = [
     "plain",
@@ -572,8 +570,6 @@ def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         SqsLeaseSensor(task_id="orders", queue_url="orders", message_filtering="callable", **options)
-    with pytest.raises(ValueError, match=text):
-        SqsLeaseTrigger("orders", message_filtering="callable", **options)
 
 
 def test_a_module_that_exits_is_an_error_while_the_dag_is_parsed(
@@ -651,32 +647,6 @@ def test_a_triggerer_that_cannot_import_the_function_fails_the_sensor_for_good(w
     assert not world.events(AuditKind.RECEIVED)
 
 
-def test_a_watcher_that_cannot_import_the_function_says_so_and_tries_again(
-    queue: WatchedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    module = tmp_path / "installed_later.py"
-    module.write_text("def wanted(message):\n    return message['Body'] == 'b'\n")
-    trigger = SqsLeaseTrigger(
-        "orders", linger=0, message_filtering="callable", message_filtering_config="installed_later.wanted"
-    )
-    monkeypatch.delitem(sys.modules, "installed_later")
-    module.rename(tmp_path / "away.py")
-
-    async def scenario() -> None:
-        queue.send("a", "b")
-        importlib.invalidate_caches()
-        watcher = queue.triggerer().watch(trigger)
-        await asyncio.sleep(10)
-        assert "'installed_later.wanted', cannot be imported" in caplog.text
-        (tmp_path / "away.py").rename(module)
-        importlib.invalidate_caches()
-        assert bodies_of(await queue.claim(await queue.fired(watcher))) == ["b"]
-        await watcher.cancel()
-
-    queue.run(scenario)
-
-
 @pytest.mark.parametrize(
     ("function", "error"),
     [
@@ -727,15 +697,3 @@ def test_on_a_fifo_queue_nothing_overtakes_a_message_on_which_the_filter_fails(s
 
     world.run(scenario)
     assert "b" in world.message_states()
-
-
-def test_a_watcher_goes_on_after_a_message_on_which_the_filter_fails(queue: WatchedQueue) -> None:
-    async def scenario() -> None:
-        queue.send("a", "b")
-        watcher = queue.watch(message_filtering="callable", message_filtering_config=f"{__name__}.raises_on_a")
-        assert bodies_of(await queue.claim(await queue.fired(watcher))) == ["b"]
-        queue.send("b")
-        await queue.fired(watcher, 2)
-        await watcher.cancel()
-
-    queue.run(scenario)

@@ -22,11 +22,9 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, read_messages, sqs_lease
 from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.transfer.lease import LEASE_KEY
-from sqs_lease.airflow.transfer.payload import PayloadError, merge_messages
+from sqs_lease.airflow.transfer.payload import PayloadError
 from sqs_lease.airflow.triggers.receive import FAILED
-from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.failure_rules import dead_letter
-from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -352,24 +350,6 @@ def test_a_broken_manifest_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_something_else_than_the_value_of_a_lease_is_an_error(value: Any) -> None:
     with pytest.raises(TypeError, match="takes the value of a lease"):
         read_messages(value)
-
-
-def test_several_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
-    references = []
-    for name in ("a", "b"):
-        path = tmp_path / f"{name}.parquet"
-        write_manifest(path, batch_id=name, queue_url="q", messages=[Message(Receipt(name, ""), name)])
-        references.append({"sqs_lease_manifests": [str(path)], "messages": 1})
-    merged = merge_messages(references)
-    assert [message["Body"] for message in read_messages(merged)] == ["a", "b"]
-    assert merged["messages"] == 2  # type: ignore[call-overload]
-
-
-def test_batches_in_xcom_are_joined_and_not_mixed_with_stored_ones() -> None:
-    first, second = [{"MessageId": "a"}], [{"MessageId": "b"}]
-    assert merge_messages([first, second]) == [{"MessageId": "a"}, {"MessageId": "b"}]
-    with pytest.raises(ValueError, match="with and without payload"):
-        merge_messages([first, {"sqs_lease_manifests": [], "messages": 0}])
 
 
 # While the DAG is parsed

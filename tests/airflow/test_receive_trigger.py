@@ -45,6 +45,7 @@ class World:
 
     def start(self, triggerer: VirtualTriggerer, **options: Any) -> RunningTrigger:
         queue = options.pop("queue", "orders")
+        options.setdefault("handoff_timeout_seconds", 300.0)
         return triggerer.start(receive_trigger(queue, self.clock, **options), RECEIVE)
 
     def states(self) -> set[MessageState]:
@@ -99,7 +100,7 @@ def test_the_leases_are_published_in_the_order_of_the_messages_and_in_time_since
         message["MessageId"] for message in world.xcom("return_value")
     ]
     assert len(leases) == 25
-    assert all(599 < lease.deadline - world.clock.wall() <= 600 for lease in leases)
+    assert all(299 < lease.deadline - world.clock.wall() <= 300 for lease in leases)
 
 
 @pytest.mark.parametrize(("mapped_over", "length"), [(True, 2), (False, None)])
@@ -152,7 +153,7 @@ def test_messages_are_held_for_the_keeper_after_the_task_ended(world: World) -> 
 
     async def scenario(triggerer: VirtualTriggerer) -> None:
         await world.start(triggerer).ended()
-        await asyncio.sleep(300)
+        await asyncio.sleep(290)
         assert world.states() == {MessageState.IN_FLIGHT}
 
     world.run(scenario)

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.triggers.base import BaseEventTrigger
 
 from sqs_lease.airflow import SqsLeaseTrigger
 from sqs_lease.airflow.settlement.dag_work import work_tasks
-from sqs_lease.testing import MessageState
+from sqs_lease.airflow.triggers.watch import watchers_of
+from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import KEEP
-from tests.airflow.watched_queue import WatchedQueue, bodies_of
+from tests.airflow.watched_queue import EventRuns, WatchedQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "dags" / "recipes").glob("*.py"), key=lambda path: path.name)
@@ -43,37 +42,27 @@ def test_the_page_shows_nothing_else() -> None:
     assert len(BLOCKS) == len(RECIPES)
 
 
-def test_the_watcher_of_one_run_per_message_receives_the_next_one_when_the_last_was_settled(
-    queue: WatchedQueue,
-) -> None:
+def test_one_run_per_message_takes_them_one_after_the_other(watched: WatchedQueue) -> None:
     names = run_recipe("one_run_per_message")
     made = names["report_of_one_message"]()
     assert made.max_active_runs == 1
-    (watcher,) = names["arriving_report"].watchers
-    trigger = watcher.trigger
-    assert isinstance(trigger, SqsLeaseTrigger)
-    assert isinstance(trigger, BaseEventTrigger)
+    sensor = made.task_dict["report"]
+    assert (sensor.max_messages, sensor.queue_url) == (1, "reports-one-by-one")
+    (trigger,) = watchers_of(names["arriving_report"])
 
     async def scenario() -> None:
-        triggerer = queue.triggerer()
         # The same trigger on this test's queue.
-        kwargs = {**trigger.serialize()[1], "queue_url": "orders"}
-        running = triggerer.watch(SqsLeaseTrigger(**kwargs))
-        queue.send("a", "b")
-        first = (await queue.fired(running))[0]
-        taken = await queue.claim([first])
-        assert bodies_of(taken) == ["a"]
-        keeping = queue.keep(triggerer, taken)
-        await asyncio.sleep(3600)
-        assert queue.message_states() == [MessageState.IN_FLIGHT, MessageState.VISIBLE]
-        queue.states["load"] = "success"
-        await keeping.ended()
-        queue.states[KEEP.task_id] = "success"
-        second = (await queue.fired(running, len(running.events) + 1))[-1]
-        assert second.batch_id != first.batch_id
-        await running.cancel()
+        watcher = watched.triggerer().watch(SqsLeaseTrigger(**{**trigger.serialize()[1], "queue_url": "orders"}))
+        runs = EventRuns(watched, watcher, max_active_runs=1, max_messages=1, work_seconds=60)
+        watched.send("a", "b", "c")
+        await asyncio.sleep(100)
+        assert watched.count(AuditKind.RECEIVED) == 2
+        await asyncio.sleep(150)
+        assert runs.taken == [1, 1, 1]
+        await runs.close()
+        await watcher.cancel()
 
-    queue.run(scenario)
+    watched.run(scenario)
 
 
 @pytest.mark.parametrize(("ended", "left"), [("success", {}), ("failed", MessageState.VISIBLE)])

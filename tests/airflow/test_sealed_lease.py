@@ -15,6 +15,7 @@ from sqs_lease.airflow.transfer.lease import HandedLease, OtherKeyError, Payload
 from sqs_lease.airflow.transfer.payload import read_lease, write_batch
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
+from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.plain_leases import WrittenBatch
 
 RECEIVING = RunOfTask("dag", "run", "orders")
@@ -24,7 +25,7 @@ def handed(batch_id: str = "batch", count: int = 3, queue: str = "orders") -> Ha
     leases = [Lease(Receipt(f"{batch_id}-{n}", f"handle {n}"), 0.0, 300.0) for n in range(count)]
     return HandedLease(
         f"https://sqs.eu-west-1.amazonaws.com/123456789012/{queue}",
-        Growing(visibility=30.0),
+        decode_policy(encode_policy(Growing(visibility=30.0))),
         AwsConnection("orders_aws"),
         WrittenBatch(batch_id, 0.0, tuple(leases)),
         count,

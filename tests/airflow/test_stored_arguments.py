@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -15,7 +14,6 @@ from airflow.triggers.base import BaseTrigger
 
 from sqs_lease.airflow import SqsLeaseTrigger
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
-from sqs_lease.batch_files import manifest_extra
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.specs import encode_failure_rule
 from tests.airflow.handed import handed_lease
@@ -48,26 +46,17 @@ def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lam
     return error
 
 
-def test_a_watcher_that_stores_batches_fails_alone_in_a_triggerer_without_pyarrow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watcher = SqsLeaseTrigger("orders", payload="s3://aws@bucket/batches")
-    monkeypatch.setattr(manifest_extra, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
-    error = started(watcher)
+def test_a_watcher_whose_pace_another_release_stored_fails_alone() -> None:
+    error = started(SqsLeaseTrigger("orders"), lambda kwargs: kwargs.update(poll_interval=0.0))
     assert isinstance(error, TypeError)
-    assert 'pip install "sqs-lease[airflow,manifest]"' in str(error)
-
-
-def _renewed_otherwise(kwargs: dict[str, Any]) -> None:
-    policy: Mapping[str, Any] = kwargs["policy"]
-    kwargs["policy"] = {**policy, "policy": "shrinking"}
-
-
-def test_a_watcher_whose_policy_a_newer_release_stored_fails_alone() -> None:
-    error = started(SqsLeaseTrigger("orders"), _renewed_otherwise)
-    assert isinstance(error, TypeError)
-    assert "shrinking" in str(error)
+    assert "poll_interval must be at least 1 seconds" in str(error)
     assert "the same release" in str(error)
+
+
+def test_a_watcher_with_an_argument_of_another_release_fails_alone() -> None:
+    error = started(SqsLeaseTrigger("orders"), lambda kwargs: kwargs.update(batches=4))
+    assert isinstance(error, TypeError)
+    assert "batches" in str(error)
 
 
 def test_a_keeper_whose_lease_another_release_stored_fails_alone() -> None:
@@ -77,5 +66,5 @@ def test_a_keeper_whose_lease_another_release_stored_fails_alone() -> None:
 
 
 def test_an_author_sees_the_error_itself_where_the_dag_is_parsed() -> None:
-    with pytest.raises(ValueError, match="max_messages must be an integer from 1"):
-        SqsLeaseTrigger("orders", max_messages=0)
+    with pytest.raises(ValueError, match="poll_interval must be at least 1 seconds"):
+        SqsLeaseTrigger("orders", poll_interval=0, botocore_config={"read_timeout": 5})

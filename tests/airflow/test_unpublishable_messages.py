@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-from airflow.sdk.execution_time.comms import ErrorResponse, SetAssetStateStoreByName, SetXCom
+from airflow.sdk.execution_time.comms import ErrorResponse, SetXCom
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.batches import open_batches
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import TIMED_OUT
 from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
@@ -24,7 +23,6 @@ from sqs_lease.testing import AuditKind, MessageState, memory_sqs
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
-from tests.airflow.watched_queue import OTHER_RUN, WatchedQueue, bodies_of, events_of
 
 PICTURE = {"DataType": "Binary", "BinaryValue": b"\x89PNG\x00\xff"}
 AS_TEXT = {"DataType": "Binary", "BinaryValue": {"base64": "iVBORwD/"}}
@@ -47,7 +45,7 @@ def published(world: LeasedMessages) -> Any:
     return world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]
 
 
-def receives(world: LeasedMessages | WatchedQueue) -> Counter[str]:
+def receives(world: LeasedMessages) -> Counter[str]:
     return Counter(entry.message_id for entry in world.sqs.trail().entries() if entry.kind is AuditKind.RECEIVED)
 
 
@@ -83,21 +81,6 @@ def test_a_binary_attribute_is_whole_again_in_the_dead_letter_queue(world: Lease
         assert message.message_attributes["image"] == PICTURE
 
     world.run(scenario)
-
-
-def test_the_watcher_publishes_binary_attributes(queue: WatchedQueue) -> None:
-    async def scenario() -> None:
-        queue.sqs.send(queue.url, "picture", message_attributes={"image": PICTURE})
-        queue.send("a", "b")
-        watcher = queue.watch()
-        taken = await queue.claim(await queue.fired(watcher))
-        messages = {message["Body"]: message for batch in taken for message in read_messages(batch.messages)}
-        assert messages.keys() == {"picture", "a", "b"}
-        assert messages["picture"]["MessageAttributes"] == {"image": AS_TEXT}
-        await watcher.cancel()
-
-    queue.run(scenario)
-    assert set(receives(queue).values()) == {1}
 
 
 @pytest.mark.parametrize("attributes", [RESERVED, LEGACY], ids=["reserved", "legacy"])
@@ -155,24 +138,6 @@ def test_such_a_message_goes_through_files(world: LeasedMessages, tmp_path: Path
     assert unusual["MessageAttributes"] == {**RESERVED, "image": AS_TEXT}
 
 
-def test_a_watcher_goes_on_with_the_others_and_their_receive_counts_stay(queue: WatchedQueue) -> None:
-    poison = queue.sqs.send(queue.url, "poison", message_attributes=RESERVED)
-
-    async def scenario() -> None:
-        queue.send("a", "b", "c")
-        watcher = queue.watch(handoff_timeout=3600)
-        taken = await queue.claim(await queue.fired(watcher))
-        assert bodies_of(taken) == ["a", "b", "c"]
-        await asyncio.sleep(600)
-        assert not watcher.task.done()
-        await watcher.cancel()
-
-    queue.run(scenario)
-    counts = receives(queue)
-    assert 2 <= counts.pop(poison) <= 8
-    assert set(counts.values()) == {1}
-
-
 def test_messages_behind_such_a_message_of_a_fifo_group_wait_with_it(supervisor: ScriptedComms) -> None:
     world = LeasedMessages(supervisor, fifo=True, bodies="a")
     for body, group, attributes in (("x", "group", RESERVED), ("b", "group", {}), ("c", "other", {})):
@@ -190,26 +155,6 @@ def test_messages_behind_such_a_message_of_a_fifo_group_wait_with_it(supervisor:
     world.run(scenario)
 
 
-def test_a_watcher_survives_an_error_that_nobody_foresaw(
-    queue: WatchedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def refuse(*_: Any) -> Any:
-        raise TypeError("nobody foresaw this")
-
-    async def scenario() -> None:
-        queue.send("a")
-        monkeypatch.setattr(open_batches, "publishable", refuse)
-        watcher = queue.watch()
-        await asyncio.sleep(100)
-        monkeypatch.undo()
-        assert bodies_of(await queue.claim(await queue.fired(watcher, within=120))) == ["a"]
-        await watcher.cancel()
-
-    queue.run(scenario)
-    assert max(receives(queue).values()) <= 7
-    assert "nobody foresaw this" in caplog.text
-
-
 def test_a_nul_character_in_an_attribute_is_found_too(world: LeasedMessages, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL refuses it. SQS refuses it as well, but other servers do not."""
     monkeypatch.setattr(memory_sqs, "check_sent_message", lambda *_: None)
@@ -222,36 +167,6 @@ def test_a_nul_character_in_an_attribute_is_found_too(world: LeasedMessages, mon
     world.run(scenario)
     assert poison not in {message["MessageId"] for message in published(world)}
     assert len(published(world)) == len(world.bodies)
-
-
-def test_what_airflow_refuses_for_a_reason_that_nobody_foresaw_is_found_among_its_neighbours(
-    queue: WatchedQueue, caplog: pytest.LogCaptureFixture
-) -> None:
-    poison = queue.sqs.send(queue.url, "poison")
-
-    def refuse_poison(request: Any) -> None:
-        if isinstance(request, SetAssetStateStoreByName) and '"Body": "poison"' in json.dumps(request.value):
-            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
-
-    async def scenario() -> None:
-        queue.send(*"abcdefg")
-        queue.supervisor.on_request = refuse_poison
-        watcher = queue.watch(max_messages=8, max_unsettled_batches=100, handoff_timeout=7200)
-        await asyncio.sleep(3600)
-        taken = await queue.claim(events_of(watcher))
-        assert sorted(bodies_of(taken)) == list("abcdefg")
-        queue.send("later")
-        await asyncio.sleep(600)
-        assert bodies_of(await queue.claim(events_of(watcher)[-1:], OTHER_RUN)) == ["later"]
-        await watcher.cancel()
-
-    queue.run(scenario)
-    counts = receives(queue)
-    # By itself it is received after pauses that grow to 15 minutes.
-    assert counts.pop(poison) <= 12
-    assert set(counts.values()) == {1}
-    assert "Airflow refused it, and took others" in caplog.text
-    assert poison in caplog.text
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with others", "alone"])
@@ -281,19 +196,3 @@ def test_a_sensor_goes_on_without_what_airflow_refuses_for_a_reason_that_nobody_
 
     world.run(scenario)
     assert set(receives(world).values()) == {1}
-
-
-@pytest.mark.parametrize("trouble", ["silent", "refusing"])
-def test_nothing_is_received_while_airflow_takes_nothing(queue: WatchedQueue, trouble: str) -> None:
-    async def scenario() -> None:
-        watcher = queue.watch(max_messages=4)
-        await asyncio.sleep(2)
-        setattr(queue.supervisor, trouble, True)
-        queue.send(*"abcd")
-        await asyncio.sleep(3600)
-        setattr(queue.supervisor, trouble, False)
-        await queue.fired(watcher, within=400)
-        await watcher.cancel()
-
-    queue.run(scenario)
-    assert max(receives(queue).values()) == 2

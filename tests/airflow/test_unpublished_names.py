@@ -13,13 +13,12 @@ import pytest
 from airflow.jobs import triggerer_job_runner
 from airflow.jobs.triggerer_job_runner import TriggerCommsDecoder
 from airflow.observability import stats as stats_of_a_triggerer
-from airflow.sdk import DAG, Asset, BaseXCom, task, task_group
+from airflow.sdk import DAG, BaseXCom, task, task_group
 from airflow.sdk.definitions import xcom_arg
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 from airflow.sdk.observability import stats as stats_of_a_task
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
@@ -30,12 +29,11 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggers_are_supported,
     triggers_publish_for_mapping,
     unseal,
-    watched_assets,
 )
 from sqs_lease.airflow.settlement import lost_leases
 from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import encode_on_lost
-from sqs_lease.testing import LeasedQueues
+from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
@@ -124,11 +122,6 @@ def test_instances_of_mapped_tasks_concern_a_message_each(dag: DAG) -> None:
     assert per_message(dag) == {"check": True, "chain.first": True}
 
 
-def test_a_watcher_learns_the_names_of_its_assets() -> None:
-    accessors = AssetStateStoreAccessors(inlets=[Asset("b", uri="x://b"), Asset("a", uri="x://a")])
-    assert watched_assets(accessors) == ["a", "b"]
-
-
 def test_a_task_process_says_whether_its_end_was_reported() -> None:
     assert "_terminal_state_send_failed" in inspect.getsource(task_runner.run)
     assert not end_was_reported(SimpleNamespace(_terminal_state_send_failed=True))  # type: ignore[arg-type]
@@ -149,7 +142,9 @@ def test_without_greenback_there_is_none_and_threads_are_used(monkeypatch: pytes
     assert load_again(monkeypatch).greenback is None
 
 
-def test_without_the_mark_of_dag_test_a_sensor_defers(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_mark_of_dag_test_a_sensor_defers(
+    dag: DAG, empty_queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(task_runner, "SUPERVISOR_COMMS", raising=False)
     with pytest.raises(TaskDeferred):
         received(dag, "orders")
@@ -206,11 +201,6 @@ def test_messages_are_settled_together_where_airflow_does_not_tell_what_tasks_ar
     concerned = per_message(dag)
     assert concerned == {"check": name == "_expand_input", "chain.first": name == "_get_specified_expand_input"}
     assert "are settled together: this Airflow does not tell what it is mapped over" in caplog.text
-
-
-def test_a_watcher_that_cannot_learn_its_asset_says_what_to_use_instead() -> None:
-    with pytest.raises(RuntimeError, match=r"does not tell an event trigger which asset it watches.*use a sensor"):
-        watched_assets(object())
 
 
 def test_a_task_process_that_does_not_say_whether_its_end_was_reported_is_believed() -> None:

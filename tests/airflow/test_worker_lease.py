@@ -1,4 +1,4 @@
-"""Sensors that do not defer: they receive in their own process, here from a queue in memory, and hand over the batch.
+"""Sensors that receive in their own process, here from a queue in memory, and hand over the batch.
 
 tests/processes/airflow/test_worker_lease.py has a real SQS server.
 """
@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import (
     AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    TaskDeferred,
 )
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
@@ -28,9 +29,20 @@ from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally,
 from sqs_lease.airflow.receiving import worker
 from sqs_lease.airflow.receiving.worker import GivenBackError
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
 from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
-from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
+from sqs_lease.testing import (
+    NO_FAULT,
+    AuditKind,
+    Fault,
+    LeasedQueue,
+    LeasedQueues,
+    MemoryTransport,
+    Operation,
+    TransportCall,
+)
+from sqs_lease.testing.service_errors import ACCESS_DENIED, THROTTLED
 from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms
 
@@ -235,6 +247,119 @@ def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: LeasedQueue
     assert isinstance(looked, PokeReturnValue)
     assert [message["Body"] for message in looked.xcom_value or ()] == ["wanted"]
     assert (queue.visible, queue.invisible, queue.deleted) == ([], ["wanted"], 1)
+
+
+def test_a_message_that_airflow_refuses_is_settled_by_itself_and_the_others_go_on(
+    dag: DAG, queue: LeasedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(TaskInstance):
+        def xcom_push(self, *, key: str, value: Any) -> None:
+            if "poison" in str(value):
+                raise RuntimeError("500")
+            super().xcom_push(key=key, value=value)
+
+    queue.send("a", "poison", "b", "c")
+    task_instance = Refusing()
+    messages = execute(sensor(dag, queue.url), task_instance)
+    assert sorted(message["Body"] for message in messages) == ["a", "b", "c"]
+    assert task_instance.pushed["return_value"] == messages
+    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
+    # Given back, but not at once: Airflow would refuse it again.
+    assert sorted(queue.invisible) == ["a", "b", "c", "poison"]
+    assert "Airflow refused it, and took others" in caplog.text
+
+
+# Before a sensor defers
+
+
+def deferring(dag: DAG, queue_url: str, **options: Any) -> SqsLeaseSensor:
+    return sensor(dag, queue_url, deferrable=True, **options)
+
+
+def deferred(made: SqsLeaseSensor, task_instance: TaskInstance) -> SqsLeaseReceiveTrigger:
+    """The trigger with which the sensor defers."""
+    with pytest.raises(TaskDeferred) as raised:
+        execute(made, task_instance)
+    assert isinstance(raised.value.trigger, SqsLeaseReceiveTrigger)
+    return raised.value.trigger
+
+
+def answering_with(
+    monkeypatch: pytest.MonkeyPatch, leased_queues: LeasedQueues, operation: Operation, error: Any
+) -> None:
+    """Have all calls of one kind fail."""
+
+    def fault(call: TransportCall) -> Fault:
+        return Fault(error=error) if call.operation is operation else NO_FAULT
+
+    monkeypatch.setattr(worker, "make_transport", lambda connection: MemoryTransport(leased_queues.sqs, faults=fault))
+
+
+def test_what_is_there_already_is_received_in_the_worker_without_the_way_to_a_triggerer(
+    dag: DAG, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b")
+    task_instance = TaskInstance()
+    messages = execute(deferring(dag, queue.url), task_instance)
+    assert sorted(message["Body"] for message in messages) == ["a", "b"]
+    assert HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    assert queue.invisible == ["a", "b"]
+
+
+def test_where_nothing_is_there_the_sensor_defers(
+    dag: DAG, empty_queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    task_instance = TaskInstance()
+    trigger = deferred(deferring(dag, "orders"), task_instance)
+    assert trigger.options.queue == "orders"
+    assert task_instance.pushed == {}
+
+
+def test_what_does_not_match_is_not_there(dag: DAG, empty_queue: LeasedQueue, supervisor: ScriptedComms) -> None:
+    empty_queue.send("unwanted")
+    options = {"message_filtering": "literal", "message_filtering_match_values": ["wanted"], "unmatched": discard()}
+    deferred(deferring(dag, "orders", **options), TaskInstance())
+    assert (empty_queue.visible, empty_queue.deleted) == ([], 1)
+
+
+def test_a_sensor_that_lingers_for_long_lingers_in_the_triggerer(dag: DAG, queue: LeasedQueue) -> None:
+    queue.send("a")
+    deferred(deferring(dag, queue.url, linger=60), TaskInstance())
+    assert queue.visible == ["a"]
+
+
+@pytest.mark.parametrize("operation", [Operation.QUEUE_ATTRIBUTES, Operation.RECEIVE])
+@pytest.mark.parametrize("error", [THROTTLED, ACCESS_DENIED], ids=["throttled", "denied"])
+def test_what_may_pass_or_concerns_this_worker_alone_is_left_to_the_trigger(
+    dag: DAG,
+    empty_queue: LeasedQueue,
+    supervisor: ScriptedComms,
+    leased_queues: LeasedQueues,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: Operation,
+    error: Any,
+) -> None:
+    empty_queue.send("a")
+    answering_with(monkeypatch, leased_queues, operation, error)
+    deferred(deferring(dag, "orders"), TaskInstance())
+    assert empty_queue.visible == ["a"]
+
+
+def test_what_no_retry_mends_fails_the_sensor_before_it_defers(dag: DAG, queue: LeasedQueue) -> None:
+    with pytest.raises(AirflowFailException, match=r"task 'orders' of DAG 'shop': .*no-such-queue.*Check its name"):
+        execute(deferring(dag, "no-such-queue"), TaskInstance())
+
+
+def test_a_sensor_that_is_killed_before_it_defers_gives_back_what_it_received(dag: DAG, queue: LeasedQueue) -> None:
+    queue.send("a")
+    made = deferring(dag, queue.url, linger=10, max_messages=2)
+    with ThreadPoolExecutor() as threads:
+        executed = threads.submit(execute, made, TaskInstance())
+        wait_until(lambda: queue.invisible == ["a"])
+        made.on_kill()
+        wait_until(lambda: queue.visible == ["a"])
+        assert isinstance(executed.exception(600), GivenBackError)
 
 
 # In dag.test(); test_dag_test.py runs it as a whole

@@ -158,7 +158,8 @@ def receive_trigger(
         "expires_at": clock.wall() + timeout_seconds,
         "skip_when_expired": False,
         "keeper_task_id": KEEP.task_id,
-        "handoff_timeout_seconds": 600.0,
+        # Less than the visibility timeout: the keeper begins at once, and what it does with short leases is seen.
+        "handoff_timeout_seconds": 20.0,
         "mapped_over": False,
     }
     arguments = ReceiveOptions(queue=queue, **{**defaults, **options})
@@ -173,6 +174,7 @@ def keeper_trigger(
     on_lost: str | dict[str, Any] = "warn",
     ordered: bool = True,
     tried_before: bool = False,
+    handoff_timeout_seconds: float = 600.0,
 ) -> SqsLeaseKeeperTrigger:
     """The trigger of a keeper that took what the sensor's trigger had published."""
     lease: Mapping[str, Any] = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
@@ -181,7 +183,7 @@ def keeper_trigger(
         receive_task_id=RECEIVE.task_id,
         work=plain_work(work),
         on_failure=encode_failure_rule(release() if on_failure is None else on_failure),
-        handoff_timeout_seconds=600.0,
+        handoff_timeout_seconds=handoff_timeout_seconds,
         on_lost=on_lost,
         ordered=ordered,
         tried_before=tried_before,

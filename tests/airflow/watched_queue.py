@@ -1,73 +1,95 @@
-"""A queue that an asset's watcher receives from, the triggerers that run it, and runs that claim, in virtual time."""
+"""A queue that asset watchers count, the triggerers that run them, and the runs that Airflow makes, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, cast
 
-from airflow.sdk import Asset
-from airflow.sdk.execution_time.context import AssetStateStoreAccessors
-from airflow.triggers.base import BaseEventTrigger
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.shared_stream import SharedStreamManager
 
-from sqs_lease.airflow.airflow_api.assets import TaskAssetState
-from sqs_lease.airflow.batches.claim import ClaimedBatch, Claiming
-from sqs_lease.airflow.batches.protocol import BatchEvent, BatchRegistry, Claimant
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, merge
-from sqs_lease.airflow.transfer.payload import merge_messages, read_messages
+from sqs_lease.airflow.runtime import install
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
-from sqs_lease.core.policies import Growing
-from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
-from tests.airflow.scripted_assets import ScriptedAssets
-from tests.airflow.virtual_triggerer import (
-    DAG_ID,
-    KEEP,
-    LOAD,
-    RECEIVE,
-    RUN_ID,
-    RunningTrigger,
-    VirtualTriggerer,
-    keeper_trigger,
+from sqs_lease.core.calls import VisibilityChange
+from sqs_lease.core.messages import Message
+from sqs_lease.testing import (
+    AuditKind,
+    Fault,
+    MemorySqs,
+    MemoryTransport,
+    Operation,
+    TransportCall,
+    VirtualClock,
+    run_virtual,
 )
+from tests.airflow.virtual_triggerer import RunningTrigger, VirtualTriggerer
 
-ASSET = "orders asset"
-VISIBILITY_SECONDS = 60.0
-RUN = Claimant(DAG_ID, RUN_ID, KEEP.task_id)
-OTHER_RUN = Claimant("other_dag", "other_run", "keep")
+LOOK_SECONDS = 0.1
 
 
 class WatchingTriggerer(VirtualTriggerer):
-    """A triggerer process that runs the triggers of asset watchers as well."""
+    """A triggerer process that runs the triggers of asset watchers, whose polls are shared as in Airflow's."""
+
+    def __init__(self, sqs: MemorySqs, clock: VirtualClock, name: str = "triggerer") -> None:
+        super().__init__(sqs, clock, name)
+        self.asked: list[TransportCall] = []
+        self._streams = SharedStreamManager()
+        self._ids = 0
 
     def watch(self, trigger: SqsLeaseTrigger) -> RunningTrigger:
-        """Start the trigger of the asset's watcher."""
-        running = self.start(trigger, KEEP)
-        assert isinstance(running.trigger, BaseEventTrigger)
-        running.trigger.task_instance = None
-        running.trigger.asset_state_store = AssetStateStoreAccessors(inlets=[Asset(ASSET)])
+        """Start the trigger of an asset's watcher, made from what Airflow would have stored of it."""
+        install(self.keepers)
+        self._ids += 1
+        made = SqsLeaseTrigger(**trigger.serialize()[1])
+        running = RunningTrigger(cast("BaseTrigger", _SharingTrigger(made, self._ids, self._streams)))
+        self._running.append(running)
         return running
 
     async def kill(self) -> None:
         """End the process."""
-        work = [task for running in self._running for task in getattr(running.trigger, "_work", ())]
         await super().kill()
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await self._streams.stop_all()
+
+    def count(self, operation: Operation) -> int:
+        """How many calls of one kind its triggers made."""
+        return sum(call.operation is operation for call in self.asked)
+
+    def _fault(self, call: TransportCall) -> Fault:
+        self.asked.append(call)
+        return super()._fault(call)
+
+
+class _SharingTrigger:
+    """A watcher as the triggerer runs it: it is given what a shared poll counts."""
+
+    def __init__(self, trigger: SqsLeaseTrigger, trigger_id: int, streams: SharedStreamManager) -> None:
+        self._trigger = trigger
+        self._id = trigger_id
+        self._streams = streams
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        stream = self._streams.subscribe(
+            trigger_id=self._id, trigger=self._trigger, key=self._trigger.shared_stream_key()
+        )
+        async for event in self._trigger.filter_shared_stream(stream):
+            yield event
+
+    async def on_kill(self) -> None:
+        await self._trigger.on_kill()
+
+    async def cleanup(self) -> None:
+        await self._streams.unsubscribe(self._id, self._trigger.shared_stream_key())
+        await self._trigger.cleanup()
 
 
 class WatchedQueue:
-    """The queue, the triggerers of its watcher, and what Airflow knows of the run that may claim."""
+    """The queue and the triggerers of its watchers."""
 
-    def __init__(self, supervisor: ScriptedAssets, *, visibility: float | None = VISIBILITY_SECONDS) -> None:
+    def __init__(self) -> None:
         self.clock = VirtualClock()
         self.sqs = MemorySqs(self.clock)
-        self.url = self.sqs.create_queue("orders")
-        self.visibility = visibility
-        self.supervisor = supervisor
-        self.states = supervisor.states.setdefault(RUN_ID, {})
-        self.states.update({RECEIVE.task_id: None, KEEP.task_id: None, LOAD.task_id: None})
-        supervisor.states[OTHER_RUN.run_id] = {OTHER_RUN.keeper_task_id: None}
+        self.url = self.sqs.create_queue("orders", visibility_seconds=600)
 
     def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a scenario in virtual time."""
@@ -83,59 +105,114 @@ class WatchedQueue:
         return WatchingTriggerer(self.sqs, self.clock, name)
 
     def watch(self, triggerer: WatchingTriggerer | None = None, **options: Any) -> RunningTrigger:
-        """Start the watcher's trigger."""
-        arguments = {"linger": 0, "policy": Growing(visibility=self.visibility), "handoff_timeout": 600, **options}
-        return (triggerer or self.triggerer()).watch(SqsLeaseTrigger("orders", **arguments))
+        """Start a watcher's trigger."""
+        return (triggerer or self.triggerer()).watch(SqsLeaseTrigger("orders", **options))
 
-    async def fired(self, running: RunningTrigger, number: int = 1, within: float = 60.0) -> list[BatchEvent]:
-        """Wait until so many events were fired, and return all of them."""
+    async def fired(self, running: RunningTrigger, number: int = 1, within: float = 60.0) -> list[Any]:
+        """Wait until so many events were fired, and return what all of them say."""
         async with asyncio.timeout(within):
             while len(running.events) < number:  # noqa: ASYNC110 - in virtual time, for a list that Airflow would fill
-                await asyncio.sleep(0.1)
-        return events_of(running)
-
-    async def claim(self, events: list[BatchEvent], claimant: Claimant = RUN) -> list[ClaimedBatch]:
-        """Claim as a run does whose first task was given these events."""
-        claiming = Claiming(TaskAssetState(events[0].place.asset), events, claimant, clock=self.clock)
-        for seconds in claiming.steps():
-            await asyncio.sleep(seconds)
-        return claiming.taken()
-
-    def keep(self, triggerer: WatchingTriggerer, taken: list[ClaimedBatch]) -> RunningTrigger:
-        """Start the keeper of the run with what it claimed."""
-        self.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] = merge([batch.lease for batch in taken])
-        messages = merge_messages([batch.messages for batch in taken])
-        self.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"] = messages
-        self.states.update({RECEIVE.task_id: "success", KEEP.task_id: "deferred", LOAD.task_id: "running"})
-        return triggerer.start(keeper_trigger(self.supervisor, [LOAD]), KEEP)
-
-    def message_states(self) -> list[MessageState]:
-        """The states of the messages in the queue, in the order in which they were sent."""
-        return list(self.sqs.contents(self.url).values())
-
-    def registry(self) -> BatchRegistry:
-        """What the trigger shows."""
-        (shown,) = [value for (asset, key), value in self.supervisor.store.items() if key.endswith("/registry")]
-        registry = BatchRegistry.decode(shown)
-        assert registry is not None
-        return registry
-
-    def stored_batches(self) -> int:
-        """How many values of batches the asset's state store has."""
-        return sum("/messages/" in key or "/lease/" in key for _, key in self.supervisor.store)
+                await asyncio.sleep(LOOK_SECONDS)
+        return [event.payload for event in running.events]
 
     def count(self, *kinds: AuditKind) -> int:
         """How often these things happened at the service."""
         return sum(entry.kind in kinds for entry in self.sqs.trail().entries())
 
 
-def events_of(running: RunningTrigger) -> list[BatchEvent]:
-    """The events that a trigger fired so far."""
-    decoded = [BatchEvent.decode({"from_trigger": True, "payload": event.payload}) for event in running.events]
-    assert None not in decoded
-    return [event for event in decoded if event is not None]
+class EventRuns:
+    """Makes runs of events, as Airflow does, whose sensors take what is visible by then.
 
+    While no more runs may be made, Airflow makes one of all events that come.
 
-def bodies_of(taken: list[ClaimedBatch]) -> list[str]:
-    """The bodies of all messages of claimed batches."""
-    return [message["Body"] for batch in taken for message in read_messages(batch.messages)]
+    Args:
+        queue: The queue.
+        watcher: What fires the events.
+        slots: How many tasks can run side by side.
+        max_active_runs: How many runs can be active.
+        max_messages: How many messages a run takes at most.
+        start_seconds: From the event until the run's sensor receives, where a slot is free.
+        work_seconds: How long the work of a run takes. It has a slot meanwhile.
+        fails: Whether the work on a message fails, so that it is visible again at once.
+
+    Attributes:
+        taken: How many messages each run took, in the order of their receives.
+        waited: How long each message waited until it was received, in seconds.
+    """
+
+    def __init__(
+        self,
+        queue: WatchedQueue,
+        watcher: RunningTrigger,
+        *,
+        slots: int = 100,
+        max_active_runs: int = 16,
+        max_messages: int = 100,
+        start_seconds: float = 3.0,
+        work_seconds: float = 3.0,
+        fails: Callable[[Message], bool] = lambda _: False,
+    ) -> None:
+        self.taken: list[int] = []
+        self.waited: list[float] = []
+        self._queue = queue
+        self._watcher = watcher
+        self.slots = asyncio.Semaphore(slots)
+        self._max_active_runs = max_active_runs
+        self._max_messages = max_messages
+        self._start_seconds = start_seconds
+        self._work_seconds = work_seconds
+        self._fails = fails
+        self._transport = MemoryTransport(queue.sqs, name="runs")
+        self._active: set[asyncio.Task[None]] = set()
+        self._seen = 0
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
+
+    @property
+    def empty(self) -> int:
+        """How many runs found nothing."""
+        return self.taken.count(0)
+
+    async def close(self) -> None:
+        """Make no more runs, and end those under way."""
+        ending = [self._serving, *self._active]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        while True:
+            if len(self._watcher.events) > self._seen and len(self._active) < self._max_active_runs:
+                self._seen = len(self._watcher.events)
+                run = asyncio.get_running_loop().create_task(self._run())
+                self._active.add(run)
+                run.add_done_callback(self._active.discard)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _run(self) -> None:
+        async with self.slots:
+            await asyncio.sleep(self._start_seconds)
+            messages = await self._receive()
+            self.taken.append(len(messages))
+            if messages:
+                await asyncio.sleep(self._work_seconds)
+            for message in messages:
+                if self._fails(message):
+                    await self._transport.change_visibility(self._queue.url, [VisibilityChange(message.receipt, 0)])
+                else:
+                    await self._transport.delete(self._queue.url, [message.receipt])
+
+    async def _receive(self) -> Sequence[Message]:
+        found: list[Message] = []
+        while len(found) < self._max_messages:
+            some = await self._transport.receive(
+                self._queue.url,
+                max_messages=min(10, self._max_messages - len(found)),
+                wait_seconds=0,
+                visibility_seconds=43_200,
+            )
+            if not some:
+                break
+            found += some
+        now = self._queue.clock.wall()
+        self.waited += [now - int(message.attributes["SentTimestamp"]) / 1000 for message in found]
+        return found

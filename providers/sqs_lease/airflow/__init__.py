@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.held_guard import require_held, still_held
-    from sqs_lease.airflow.operators import SqsLeaseFromEventOperator, SqsLeaseKeeperOperator
+    from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
     from sqs_lease.airflow.queues.depth import SqsQueueDepthSensor
     from sqs_lease.airflow.queues.redrive import SqsMoveMessagesOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MessageFailed",
-    "SqsLeaseFromEventOperator",
     "SqsLeaseKeeperOperator",
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
@@ -37,7 +36,6 @@ __all__ = [
 
 _MODULES: Final = {
     "MessageFailed": "sqs_lease.core.failure_rules",
-    "SqsLeaseFromEventOperator": "sqs_lease.airflow.operators",
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.operators",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.triggers.watch",

@@ -6,7 +6,7 @@ sensor, by Airflow's ``BaseOperator`` and ``BaseSensorOperator``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
@@ -15,13 +15,26 @@ from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
-from sqs_lease.airflow.dag_file import refuse_mapping, refuse_stock_options
-from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseFromEventOperator, SqsLeaseKeeperOperator
+from sqs_lease.airflow.dag_file import is_final, refuse_stock_options
+from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import OnLost
+from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.sqs.validation import queue_reference
+
+EVENT_SECONDS: Final = 3.0
+"""How long the sensor of a run that messages started waits for one. They are there, unless another run took them."""
+
+_LOOKING_ONCE: Final = {
+    "deferrable": False,
+    "timeout": EVENT_SECONDS,
+    "poke_interval": EVENT_SECONDS,
+    "soft_fail": True,
+}
+"""The sensor of such a run takes what is there in its worker, and is skipped where nothing is."""
 
 _OF_BOTH_TASKS: Final = ("queue", "pool", "executor", "retries", "priority_weight", "owner")
 
@@ -171,35 +184,36 @@ def sqs_lease(
         ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
             for itself.
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
-        event: In a DAG that messages start: the asset that it is scheduled on. ``name`` is then a
-            :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator` and takes what started the run.
+        event: In a DAG that messages start: the asset that it is scheduled on. The queue and how it is reached are
+            those of the asset's :class:`~sqs_lease.airflow.triggers.watch.SqsLeaseTrigger`; where the asset is a mere
+            reference to one of another file, ``queue_url`` says which. ``name`` looks once, for 3 s and in its worker,
+            and is skipped with its work where no message is left: another run took them. ``timeout`` and ``soft_fail``
+            change that.
         keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
-        arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`; with ``event`` those that every task
-            takes. ``queue``, ``pool``, ``executor``, ``retries``, ``priority_weight`` and ``owner`` go to
-            ``name_keeper`` as well, unless ``keeper_arguments`` has others for it. ``depends_on_past``,
-            ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by ``keeper_arguments`` alone, not by
-            ``default_args``: a keeper that waits for another run's loses its messages.
+        arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`. ``queue``, ``pool``, ``executor``,
+            ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments``
+            has others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
+            ``keeper_arguments`` alone, not by ``default_args``: a keeper that waits for another run's loses its
+            messages.
 
     Yields:
         The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
         ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``.
 
     Raises:
-        ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, or more
-            messages may be received than Airflow can map over.
-        TypeError: There is an argument of the amazon provider's ``SqsSensor`` that is called otherwise here.
+        ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, more
+            messages may be received than Airflow can map over, or nothing says which queue ``event`` stands for.
+        TypeError: There is an argument of the amazon provider's ``SqsSensor`` that is called otherwise here, or
+            ``event`` is not an asset.
         RuntimeError: It is used outside a DAG.
     """
     given = cast("dict[str, Any]", arguments)
     defaults = default_args_of_open_dag()
-    if event is None and "queue_url" not in given and "queue_url" not in defaults:
+    if event is not None:
+        given = {**_LOOKING_ONCE, **_of_watcher(name, event, given, defaults), **given}
+    elif "queue_url" not in given and "queue_url" not in defaults:
         refuse_stock_options(name, defaults)
-    sensor: SqsLeaseSensor | SqsLeaseFromEventOperator
-    if event is None:
-        sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
-    else:
-        sensor = SqsLeaseFromEventOperator(task_id=name, event=event, **given)
-        refuse_mapping(sensor)
+    sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
     dag = sensor.dag
@@ -229,16 +243,50 @@ def sqs_lease(
     ).as_teardown(setups=sensor)
 
 
-def _set_behind(sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, body: list[Any]) -> None:
+def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The queue of an asset and how it is reached, by its watcher where that is in this file."""
+    if not isinstance(event, Asset):
+        raise TypeError(f"event of {name!r} must be the Asset that the DAG is scheduled on, not {event!r}")
+    watchers = watchers_of(event)
+    if not watchers:
+        if "queue_url" in given or "queue_url" in defaults:
+            return {}
+        raise ValueError(
+            f"nothing says from which queue {name!r} receives: asset {event.name!r} has no watcher with an "
+            "SqsLeaseTrigger in this file. Give it one, or say queue_url= (and aws_conn_id=) here"
+        )
+    queue_url = given.get("queue_url")
+    if queue_url is not None:
+        watchers = [watcher for watcher in watchers if _is_same_queue(watcher.queue_url, queue_url)]
+    if len({watcher.queue_url for watcher in watchers}) != 1:
+        watched = ", ".join(watcher.queue_url for watcher in watchers_of(event))
+        raise ValueError(
+            f"asset {event.name!r} is watched for {watched}, so {name!r} must say by queue_url= which of them it "
+            "receives from"
+        )
+    watcher = watchers[0]
+    return {
+        "queue_url": watcher.queue_url,
+        "aws_conn_id": watcher.connection.aws_conn_id,
+        "region_name": watcher.connection.region_name,
+        "verify": watcher.connection.verify,
+        "botocore_config": watcher.botocore_config,
+    }
+
+
+def _is_same_queue(watched: str, given: str) -> bool:
+    """Whether a queue can be the one that is watched; what a template gives is not known."""
+    return not is_final(given) or queue_reference(watched).name == queue_reference(given).name
+
+
+def _set_behind(sensor: SqsLeaseSensor, body: list[Any]) -> None:
     inside = {task.task_id for task in body}
     for task in body:
         if not inside & task.upstream_task_ids and sensor.task_id not in task.upstream_task_ids:
             sensor.set_downstream(task)
 
 
-def _check_work(
-    dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor | SqsLeaseFromEventOperator, keeper_task_id: str
-) -> None:
+def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keeper_task_id: str) -> None:
     work = work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)
     per_message = [task.task_id for task in work if task.per_message]
     if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:

@@ -35,6 +35,21 @@ STOCK_OPTIONS: Final[Mapping[str, str]] = {
 }
 """The options of the amazon provider's ``SqsSensor`` that are not taken here, with what to do about each."""
 
+SENSOR_OPTIONS: Final = (
+    "max_messages",
+    "linger",
+    "policy",
+    "visibility",
+    "payload",
+    "message_filtering",
+    "message_filtering_match_values",
+    "message_filtering_config",
+    "unmatched",
+    "deferrable",
+    "handoff_timeout",
+)
+"""The options of ``SqsLeaseSensor`` that say how messages are received, which a watcher does not do."""
+
 _TEMPLATE: Final = re.compile(r"\{[{%#]")
 """What begins an expression, a statement or a comment of Jinja."""
 
@@ -86,6 +101,24 @@ def refuse_stock_options(task_id: object, arguments: Collection[str]) -> None:
         raise TypeError(
             f"SqsLeaseSensor {task_id!r} does not take these options of SqsSensor: {', '.join(found)}. "
             f"{MIGRATION_PAGE} has a table of all options"
+        )
+
+
+def refuse_sensor_options(watcher: str, arguments: Collection[str]) -> None:
+    """Refuse options of the sensor in a trigger that only counts messages.
+
+    Args:
+        watcher: The trigger's class.
+        arguments: The names of its arguments.
+
+    Raises:
+        TypeError: There is one among the arguments.
+    """
+    found = [name for name in SENSOR_OPTIONS if name in arguments]
+    if found:
+        raise TypeError(
+            f"{watcher} counts messages and receives none, so it does not take {', '.join(found)}. Give them to the "
+            f"lease in the DAG that the messages start: sqs_lease(..., event=asset, {found[0]}=...)"
         )
 
 

@@ -10,14 +10,13 @@ All carry the tag ``queue``, the queue's name; a StatsD server that knows no tag
     sqs_lease.lost                 counter  leases that the service refused to extend, or to settle
     sqs_lease.settled.<outcome>    counter  settlements: deleted, released, dead_lettered, expired, failed, uncertain
     sqs_lease.release_latency      timer    from the decision that a message failed to its being visible again
-    sqs_lease.watcher.poll_age     gauge    seconds since a watcher of the queue last received without an error
+    sqs_lease.watcher.poll_age     gauge    seconds since the queue was last counted for its watchers without an error
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -86,10 +85,9 @@ class Gauges:
 
 
 class PollAge:
-    """Measures how long ago a watcher's last receive was answered; an empty answer counts as well.
+    """Measures how long ago a queue was last counted for its watchers.
 
-    The time in which the watcher must not receive does not count. So the age of a healthy watcher stays below the
-    time of one receive, and any greater age means errors, or a trigger that stands still.
+    While all is well it stays below the time between two counts; any greater age means errors.
 
     Args:
         queue: The queue's URL, name or ARN.
@@ -100,27 +98,16 @@ class PollAge:
         self._queue = queue
         self._clock = clock
         self._answered_at = clock.now()
-        self._resting_since: float | None = None
 
     def answered(self) -> None:
-        """Take in that a receive was answered just now."""
+        """Take in that a count was answered just now."""
         self._answered_at = self._clock.now()
-
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Not count the time within this context."""
-        self._resting_since = began = self._clock.now()
-        try:
-            yield
-        finally:
-            self._resting_since = None
-            self._answered_at += self._clock.now() - began
 
     async def show(self) -> None:
         """Publish the gauge again and again, until cancelled."""
         while True:
-            now = self._clock.now() if self._resting_since is None else self._resting_since
-            stats.gauge("sqs_lease.watcher.poll_age", now - self._answered_at, tags=_tags(self._queue))
+            age = self._clock.now() - self._answered_at
+            stats.gauge("sqs_lease.watcher.poll_age", age, tags=_tags(self._queue))
             await asyncio.sleep(MEASURE_SECONDS)
 
 

@@ -1,10 +1,13 @@
-"""The task that receives a batch: it defers at once, and its trigger waits for messages and hands them on.
+"""The task that receives a batch: what is there already by itself, and what comes later by its trigger.
 
-With ``deferrable=False``, and in ``dag.test()``, its own process receives instead.
+It looks once in its own process. Where messages are there, that saves the way to a triggerer, several seconds. Where
+none are, it defers, and the trigger waits for messages and hands them on. With ``deferrable=False``, and in
+``dag.test()``, its own process waits instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow.airflow_api.requests import (
+    RETURN_VALUE_KEY,
     push_of_task,
     run_of,
     triggers_are_supported,
@@ -44,7 +48,13 @@ from sqs_lease.airflow.receiving.collector import ReceiveOptions, ShortVisibilit
 from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
 from sqs_lease.airflow.receiving.worker import WorkerLease, give_back_handed
 from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, PayloadError
-from sqs_lease.airflow.transfer.payload import check_payload, default_payload
+from sqs_lease.airflow.transfer.payload import (
+    BatchValue,
+    check_payload,
+    default_payload,
+    find_refused,
+    messages_of,
+)
 from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
@@ -53,7 +63,7 @@ from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import encode_policy
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
-from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.errors import AccessDeniedError, CredentialsError, SqsError
 from sqs_lease.sqs.validation import queue_reference
 
 TRIGGERER_MARGIN: Final = timedelta(minutes=1)
@@ -61,6 +71,12 @@ TRIGGERER_MARGIN: Final = timedelta(minutes=1)
 
 LOOK_SECONDS: Final = 20.0
 """How long a sensor that does not defer waits for a message before it sleeps for ``poke_interval``."""
+
+FIRST_LOOK_SECONDS: Final = 1.0
+"""How long a sensor looks for messages before it defers: the shortest receive for which SQS asks all of its servers."""
+
+LONGEST_LINGER_SECONDS: Final = 10.0
+"""A sensor that lingers for longer defers at once: it would keep a worker for that time, to save a few seconds."""
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -121,9 +137,9 @@ class SqsLeaseSensor(BaseSensorOperator):
         unmatched: What becomes of messages that do not match: ``expire()``, the default, leaves them alone until
             their visibility timeout ends; ``release(delay)``, ``backoff()``, ``dead_letter()``, or ``discard()``,
             which deletes them.
-        deferrable: False receives in the worker's own process, as sensors that poke or are rescheduled do
-            (``mode``, ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next
-            look. True, the default, receives in the triggerer.
+        deferrable: True, the default, looks once in the worker, for a second, and then waits in the triggerer. False
+            waits in the worker's own process, as sensors that poke or are rescheduled do (``mode``,
+            ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next look.
         handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
         aws_conn_id: The Airflow connection; ``aws_default`` by default, None for boto3's own credentials (templated).
         region_name: The AWS region; None takes the connection's, or the queue's own (templated).
@@ -227,7 +243,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
-        """Receive, or hand everything to the trigger, which ends the task.
+        """Receive what is there, or let the trigger wait for messages, which then ends the task.
 
         Returns:
             The messages, or a reference to them, where this process received them itself.
@@ -245,9 +261,12 @@ class SqsLeaseSensor(BaseSensorOperator):
                 return self._receive_for_dag_test(context, options)
             if not self.deferrable or (options.mapped_over and not triggers_publish_for_mapping()):
                 return super().execute(context)
+            if (found := self._look_first(context, options)) is not None:
+                return found.xcom_value
         except _ReceiveError as error:
             # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
             raise error.failure from error
+        options = replace(options, deferred_at=SystemClock().wall())
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
         return self.defer(
             trigger=SqsLeaseReceiveTrigger(asdict(options)),
@@ -279,25 +298,66 @@ class SqsLeaseSensor(BaseSensorOperator):
             raise AirflowSkipException(f"no message came in time: {error}") from error
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Look for messages once, in this process, and hand a batch over to the keeper.
+        """Look for messages once, in this process, and hand a batch over to the keeper."""
+        found = self._look(context, self._options(), min(LOOK_SECONDS, self.timeout))
+        if found is None:
+            self.log.info("No message of %s came", self.queue_url)
+        return found or False
+
+    def _look_first(self, context: Context, options: ReceiveOptions) -> PokeReturnValue | None:
+        """Look before this task defers; None if nothing is there, or if the trigger should find out why."""
+        if self.linger_seconds > LONGEST_LINGER_SECONDS:
+            return None
+        try:
+            return self._look(context, options, min(FIRST_LOOK_SECONDS, self.timeout))
+        except _ReceiveError as error:
+            if not error.is_for_trigger:
+                raise
+            self.log.warning("Leaving it to the trigger to receive: %s", error)
+            return None
+
+    def _look(self, context: Context, options: ReceiveOptions, wait_seconds: float) -> PokeReturnValue | None:
+        """Receive a batch in this process and hand it over to the keeper; None if no message came.
 
         Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
         is done here is to extend them by ``handoff_timeout``.
         """
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")
-        options = self._options()
         with self._errors_of_the_queue(), WorkerLease(options, run_of(context["ti"])) as holding:
             self._holding = holding
             try:
-                if not holding.receive(min(LOOK_SECONDS, self.timeout)):
-                    return False
-                messages = holding.hand_on()
-                context["ti"].xcom_push(key=LEASE_KEY, value=holding.lease)
-                push_of_task(replace(run_of(context["ti"]), task_id=options.keeper_task_id), HANDED_KEY, holding.lease)
+                if not holding.receive(wait_seconds):
+                    return None
+                messages = self._publish(context["ti"], holding)
             finally:
                 self._holding = None
         return PokeReturnValue(is_done=True, xcom_value=messages)
+
+    def _publish(self, task_instance: Any, holding: WorkerLease) -> BatchValue:
+        """Publish the batch, without the messages that Airflow refuses by themselves; return what stands for them.
+
+        Airflow publishes the messages once more when this task ends, for it alone can have tasks mapped over them. What
+        it raised then would fail the task for the sake of one message, whenever that was received.
+        """
+        messages = holding.hand_on()
+        task_instance.xcom_push(key=LEASE_KEY, value=holding.lease)
+        keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
+        push_of_task(keeper, HANDED_KEY, holding.lease)
+
+        async def put(value: BatchValue) -> None:
+            task_instance.xcom_push(key=RETURN_VALUE_KEY, value=value)
+
+        try:
+            asyncio.run(put(messages))
+        except Exception:
+            if isinstance(messages, Mapping):
+                raise
+            refused = asyncio.run(find_refused(messages_of(messages), put))
+            if not refused or not holding.settle_refused(refused):
+                raise
+            return self._publish(task_instance, holding)
+        return messages
 
     def on_kill(self) -> None:
         """Give back what this process holds, and stop receiving. A trigger that receives does that itself."""
@@ -322,8 +382,11 @@ class SqsLeaseSensor(BaseSensorOperator):
         try:
             yield
         except SqsError as error:
-            kind = AirflowFailException if error.verdict is Verdict.REFUSED else AirflowException
-            raise _ReceiveError(self._failure(kind, str(error))) from error
+            is_refused = error.verdict is Verdict.REFUSED
+            failure = self._failure(AirflowFailException if is_refused else AirflowException, str(error))
+            # Without a connection, a triggerer may have other credentials than a worker.
+            is_for_trigger = not is_refused or isinstance(error, AccessDeniedError | CredentialsError)
+            raise _ReceiveError(failure, is_for_trigger=is_for_trigger) from error
         except PayloadError as error:
             raise _ReceiveError(self._failure(AirflowException, str(error))) from error
         except ValueError as error:
@@ -448,8 +511,14 @@ class SqsLeaseSensor(BaseSensorOperator):
 
 
 class _ReceiveError(Exception):
-    """The messages could not be received; what the task is to fail with."""
+    """The messages could not be received.
 
-    def __init__(self, failure: AirflowException) -> None:
+    Attributes:
+        failure: What the task is to fail with.
+        is_for_trigger: Whether a trigger may receive them all the same, or after a while.
+    """
+
+    def __init__(self, failure: AirflowException, *, is_for_trigger: bool = False) -> None:
         super().__init__(str(failure))
         self.failure = failure
+        self.is_for_trigger = is_for_trigger

@@ -141,7 +141,7 @@ def _whole_number(text: object) -> int | None:
 def plain_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return a message's attributes as JSON values, with ``{"base64": "..."}`` in place of bytes.
 
-    Every place that publishes or stores messages uses this form: XComs, asset state stores, manifests. Attributes that
+    Every place that publishes or stores messages uses this form: XComs, manifests. Attributes that
     have it already stay as they are.
 
     Args:

@@ -226,7 +226,7 @@ def test_release_latencies_are_shown_in_seconds(measured: Measured) -> None:
 
 def test_what_airflow_alone_publishes_is_shown(measured: Measured) -> None:
     assert measured.values("Oldest lease on Airflow, by queue", HELD)["airflow-orders"] > 0
-    assert measured.values("Watchers on Airflow: time since the last receive", HELD).keys() == {"airflow-watched"}
+    assert measured.values("Watchers on Airflow: time since the last count", HELD).keys() == {"airflow-watched"}
 
 
 def test_every_queue_with_leases_can_be_chosen(measured: Measured) -> None:

@@ -105,16 +105,20 @@ def whole() -> None:
         load(orders)
 
 
-waiting_orders = Asset(
-    "rounds",
-    watchers=[AssetWatcher("rounds", trigger=SqsLeaseTrigger(QUEUE, max_messages=MESSAGES, visibility=SHORT_SECONDS))],
-)
+waiting_orders = Asset("rounds", watchers=[AssetWatcher("rounds", trigger=SqsLeaseTrigger(QUEUE))])
 
 
 @dag(schedule=waiting_orders, start_date=BEGAN, max_active_runs=1)
 def started() -> None:
     """Runs that messages start; poison that fails here goes round until another DAG has it."""
-    with sqs_lease("orders", event=waiting_orders, on_failure=RULE, on_lost="fail") as orders:
+    with sqs_lease(
+        "orders",
+        event=waiting_orders,
+        max_messages=MESSAGES,
+        visibility=SHORT_SECONDS,
+        on_failure=RULE,
+        on_lost="fail",
+    ) as orders:
         load(orders)
 
 

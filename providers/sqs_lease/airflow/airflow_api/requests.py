@@ -22,7 +22,6 @@ wrong:
     _get_specified_expand_input,        which message each instance of a     the task concerns all messages, which are
     _expand_input, MapXComArg,          mapped task concerns                 settled together
     PlainXComArg
-    AssetStateStoreAccessors._by_name   the name of the watched asset        an event trigger ends and says so
     RuntimeTaskInstance.                whether a failed task may count as   only its state is looked at
     _terminal_state_send_failed         something else
     "unusual_prefix_"                   refuses callbacks and filters of     they fail in the triggerer
@@ -94,7 +93,6 @@ __all__ = [
     "triggers_are_supported",
     "triggers_publish_for_mapping",
     "unseal",
-    "watched_assets",
 ]
 
 logger = logging.getLogger(__name__)
@@ -361,28 +359,6 @@ def mapped_over(expanded: Any) -> tuple[Any, str] | None:
         value = value.arg
     # zip() and concat() have other lengths than what they are made of.
     return (value.operator, value.key) if isinstance(value, PlainXComArg) else None
-
-
-def watched_assets(accessors: Any) -> list[str]:
-    """Return the names of the assets that an event trigger is a watcher of, sorted.
-
-    Args:
-        accessors: What the triggerer set as the trigger's ``asset_state_store``.
-
-    Raises:
-        RuntimeError: The trigger watches nothing, or this Airflow does not say what.
-    """
-    if accessors is not None and not hasattr(accessors, "_by_name"):
-        raise RuntimeError(
-            "this version of Airflow does not tell an event trigger which asset it watches, so its messages could not "
-            "be handed to runs: use a sensor (sqs_lease without event=), or a version that sqs-lease was tested with"
-        )
-    names = sorted(accessors._by_name) if accessors is not None else []  # noqa: SLF001
-    if not names:
-        raise RuntimeError(
-            "this trigger was started for no asset: use it in an AssetWatcher of the asset that a DAG is scheduled on"
-        )
-    return names
 
 
 def end_was_reported(task_instance: RuntimeTaskInstance) -> bool:

@@ -81,16 +81,13 @@ class MessageFilter:
     expression: str | None
 
     @classmethod
-    def of(
-        cls, kind: str | None, match_values: Iterable[Any] | None, expression: str | None, *, checked: bool = False
-    ) -> Self | None:
+    def of(cls, kind: str | None, match_values: Iterable[Any] | None, expression: str | None) -> Self | None:
         """Build it from the sensor's options; None without filtering.
 
         Args:
             kind: ``message_filtering``.
             match_values: ``message_filtering_match_values``.
             expression: ``message_filtering_config``.
-            checked: Whether the expression was checked when the DAG was parsed. Then no function is imported here.
 
         Raises:
             ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
@@ -110,7 +107,7 @@ class MessageFilter:
         if kind == CALLABLE and match_values is not None:
             raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
         made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
-        if not checked and is_final(expression):
+        if is_final(expression):
             made.matcher()
         return made
 

@@ -1,14 +1,14 @@
 """A batch that a task's own process receives and holds, where no triggerer does: by a keeper in a background thread.
 
-It is used by sensors that do not defer, which hand the batch over to a keeper's trigger before they end, and in
-``dag.test()``, where the whole DAG runs in one process.
+It is used by sensors, which hand what they find over to a keeper's trigger before they end, and in ``dag.test()``,
+where the whole DAG runs in one process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.transfer.handover import hand_on
 from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, warn_if_plain
 from sqs_lease.airflow.transfer.payload import BatchValue, publishable, read_lease, remove_batch
-from sqs_lease.clock import SystemClock
+from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.keeper.batch import Batch, EventListener
@@ -114,6 +114,14 @@ class WorkerLease:
         """
         return self.thread.run(self._publishable())
 
+    def settle_refused(self, refused: Collection[str]) -> bool:
+        """Settle messages that Airflow refused by themselves, by their ids; return whether others are left.
+
+        Raises:
+            GivenBackError: The batch was given back meanwhile.
+        """
+        return self.thread.run(self._settle_refused(refused))
+
     def hand_on(self) -> BatchValue:
         """Extend every lease once by the hand-off timeout, and forget them: the keeper's trigger adopts them.
 
@@ -183,6 +191,11 @@ class WorkerLease:
         warn_if_plain(self.lease)
         return value
 
+    async def _settle_refused(self, refused: Collection[str]) -> bool:
+        batch, collector = self._received()
+        await collector.settle_refused(batch, refused)
+        return batch.count_held() > 0
+
     def _open_batch(self, collector: Collector) -> Batch:
         if self._keeper is None:
             raise RuntimeError("nothing was received")
@@ -242,7 +255,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:
-            released = thread.run(_release_handed(handed, transport))
+            released = thread.run(release_handed(handed, transport, SystemClock()))
         finally:
             thread.stop()
     except (PayloadError, SqsError, TimeoutError) as error:
@@ -251,8 +264,15 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
     return f"{released} of {handed.messages} messages were given back"
 
 
-async def _release_handed(handed: HandedLease, transport: Transport) -> int:
-    keeper = Keeper(transport, clock=SystemClock())
+async def release_handed(handed: HandedLease, transport: Transport, clock: Clock) -> int:
+    """Release what was handed on and has not passed its deadline; return how many messages that were.
+
+    Args:
+        handed: The batch.
+        transport: Where the calls go; it is closed at the end.
+        clock: Source of time.
+    """
+    keeper = Keeper(transport, clock=clock)
     batch = keeper.open_batch(handed.queue_url, policy=handed.policy)
     try:
         batch.adopt(handed.written)

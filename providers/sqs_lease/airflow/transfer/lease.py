@@ -16,6 +16,7 @@ Airflow stores everything in plain text, and nothing of this is checked: :func:`
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -151,12 +152,12 @@ class HandedLease:
             PayloadError: It is something else, or of another batch.
         """
         leases: list[Lease] = []
+        is_ours = True
         for line in sealed.splitlines():
-            batch_id, place, rows = [*_opened(line, receiving).split(" ", 2), "", ""][:3]
-            if batch_id != self.batch_id or place != str(len(leases)):
-                break
-            leases += _decoded_leases(rows, receiving)
-        if len(leases) != self.messages:
+            batch_id, place, some = _decoded_leases(_opened(line, receiving), receiving)
+            is_ours &= batch_id == self.batch_id and place == len(leases)
+            leases += some
+        if not is_ours or len(leases) != self.messages:
             raise PayloadError(
                 f"the leases of {receiving} are not those of the batch that it received, so none is used: {_AGAIN}"
             )
@@ -181,6 +182,7 @@ class _Head(msgspec.Struct):
 
 
 _HEAD: Final = msgspec.json.Decoder(_Head)
+_LINE: Final = msgspec.json.Decoder(tuple[str, int, msgspec.Raw])
 
 
 def seal_leases(written: WrittenBatch) -> str:
@@ -188,7 +190,7 @@ def seal_leases(written: WrittenBatch) -> str:
     leases: Sequence[Lease] = written.leases
     starts = range(0, len(leases), LEASES_IN_A_ROUND)
     return "\n".join(
-        seal(f"{written.batch_id} {start} {encode_leases(leases[start : start + LEASES_IN_A_ROUND])}")
+        seal(f"[{json.dumps(written.batch_id)},{start},{encode_leases(leases[start : start + LEASES_IN_A_ROUND])}]")
         for start in starts
     )
 
@@ -222,10 +224,12 @@ def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
         raise _unreadable(receiving) from None
 
 
-def _decoded_leases(text: str, receiving: RunOfTask) -> list[Lease]:
+def _decoded_leases(text: str, receiving: RunOfTask) -> tuple[str, int, list[Lease]]:
+    """The batch of a line, the place of its first lease, and its leases."""
     try:
-        return decode_leases(text)
-    except ValueError:
+        batch_id, place, rows = _LINE.decode(text)
+        return batch_id, place, decode_leases(bytes(rows).decode())
+    except (msgspec.DecodeError, ValueError, RecursionError):
         raise _unreadable(receiving) from None
 
 

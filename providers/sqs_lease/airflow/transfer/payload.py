@@ -107,7 +107,7 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
 
     Args:
         message: The message.
-        stored: Whether the batch is stored in files (``payload``): they take what XComs and state stores do not.
+        stored: Whether the batch is stored in files (``payload``): they take what XComs do not.
     """
     try:
         attributes = plain_attributes(message.message_attributes)
@@ -266,23 +266,6 @@ def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
             raise PayloadError(
                 f"{uri} cannot be read ({_told(error)}): check its connection and permissions"
             ) from error
-
-
-def merge_messages(values: Sequence[BatchValue]) -> BatchValue:
-    """Return what stands for the messages of several batches, in order, that :func:`handed_lease.merge` merged.
-
-    Raises:
-        ValueError: Some are references and some are messages.
-    """
-    references = [value for value in values if isinstance(value, Mapping)]
-    if not references:
-        return [message for value in values if not isinstance(value, Mapping) for message in value]
-    if len(references) < len(values):
-        raise ValueError("batches with and without payload cannot be taken together")
-    return {
-        MANIFESTS: [uri for reference in references for uri in reference[MANIFESTS]],
-        "messages": sum(reference["messages"] for reference in references),
-    }
 
 
 def messages_of(published: BatchValue | None) -> list[Message]:

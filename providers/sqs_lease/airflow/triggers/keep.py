@@ -57,13 +57,14 @@ from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease,
 from sqs_lease.airflow.transfer.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress, read_progress
 from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
+from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
-from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once, end_of
 from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._shared_keeper: SharedKeeper | None = None
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
+        self._extended_at = 0.0  # when all messages were extended for want of an answer, in seconds since the epoch
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
         self._lease_log = LeaseLog("its queue")
@@ -355,7 +357,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return _Kept.CLEARED
         state = states.get(task.task_id, "removed")
         if state in ENDED:
-            return _Kept.NOBODY
+            note = await read_progress(receiving, handed.batch_id)
+            has_ended = note is not None and len(note.settled) == handed.messages
+            # Airflow had moved the trigger to another triggerer, and that one was told first.
+            return _Kept.ELSEWHERE if has_ended else _Kept.NOBODY
         if not await self._is_still_the_runs(receiving, handed):
             return _Kept.CLEARED
         return _Kept.ELSEWHERE if state == "deferred" else _Kept.NEXT_TRY
@@ -386,7 +391,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         progress = await self._progress(receiving, handed, keepers, shared_keeper)
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
-        leases = self._newest(progress.newest(handed.written).leases_now(keepers.clock, handed.queue_url))
+        written = self._with_extensions(progress.newest(handed.written), keepers.clock)
+        leases = written.leases_now(keepers.clock, handed.queue_url)
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
         in_doubt = any(lease.doubtful for lease in to_hold)
@@ -426,12 +432,20 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return False
         return all(state in ENDED for state in states.values())
 
-    def _newest(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """The leases, lasting longer where they were extended while it was not known which of them were settled."""
+    def _with_extensions(self, written: WrittenBatch, clock: Clock) -> WrittenBatch:
+        """What is written, with the extensions that were made while it was not known which messages were settled.
+
+        One whose deadline had passed by then is in doubt: somebody else may have received its message.
+        """
         if self._batch is None:
-            return leases
-        meanwhile = {lease.receipt: lease for lease in self._batch.leases()}
-        return [meanwhile.get(lease.receipt, lease) for lease in leases]
+            return written
+        held = {lease.receipt: lease.deadline for lease in to_wall_time(self._batch.leases(), clock)}
+        sure_until = self._extended_at + CLOCK_ERROR_SECONDS
+        leases = [
+            (lease if lease.deadline >= sure_until else lease.in_doubt()).lasting_until(held.get(lease.receipt, 0.0))
+            for lease in written.leases
+        ]
+        return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
     async def _progress(
         self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
@@ -454,6 +468,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                     source = PublishedMessages(receiving, handed.manifest_uri)
                     self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, _ignore, source)
                     await adopt(self._batch, written, keepers.rounds)
+                    self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
             except CommsError as error:
                 logger.warning("What was settled before cannot be read; taking over all messages: %s", error)

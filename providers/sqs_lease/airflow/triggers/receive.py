@@ -56,6 +56,7 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 
@@ -86,6 +87,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self._collector: Collector | None = None
         self._batch: Batch | None = None  # until it was handed on
         self._stored: HandedLease | None = None
+        self._is_written = False
         self._lease_log = LeaseLog(self.options.queue)
         self._log_context = contextvars.copy_context()
 
@@ -182,7 +184,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
     async def _hand_on(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
-        What Airflow does not take is held again by this trigger.
+        What Airflow does not take is held again by this trigger. Once the leases are written, they are no longer this
+        trigger's: one that is cancelled then may have been moved to another triggerer, which finds them.
         """
         batch, shared_keeper, collector = self._batch, self._shared_keeper, self._collector
         if batch is None or shared_keeper is None or collector is None:
@@ -195,10 +198,14 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             logger.info("Received %d messages of %s", len(messages), handed.queue_url)
             await self._publish(task, handed, messages)
             self._batch = None
-        except BaseException as error:
-            self._batch = batch = self._open_batch(task, shared_keeper, collector)
-            batch.adopt(written, messages)
-            if not isinstance(error, Exception) or isinstance(error, NoAnswerError | PayloadError):
+        except asyncio.CancelledError:
+            self._batch = None
+            if not self._is_written:
+                self._hold_again(task, shared_keeper, collector, written, messages)
+            raise
+        except Exception as error:
+            batch = self._hold_again(task, shared_keeper, collector, written, messages)
+            if isinstance(error, NoAnswerError | PayloadError):
                 raise
             if self.options.payload is not None or not await self._without_refused(task, collector, batch):
                 raise
@@ -206,11 +213,24 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             return
         await self._hand_on(task, keepers)
 
+    def _hold_again(
+        self,
+        task: RunOfTask,
+        shared_keeper: SharedKeeper,
+        collector: Collector,
+        written: WrittenBatch,
+        messages: Sequence[Message],
+    ) -> Batch:
+        self._batch = batch = self._open_batch(task, shared_keeper, collector)
+        batch.adopt(written, messages)
+        return batch
+
     async def _publish(self, task: RunOfTask, handed: HandedLease, messages: Sequence[Message]) -> None:
         handed, lease, published = await publishable(self.options.payload, handed, messages, task)
         self._stored = handed
         warn_if_plain(lease)
         await publish(task, LEASE_KEY, lease)
+        self._is_written = True
         await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
         mapped_length = len(messages) if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)

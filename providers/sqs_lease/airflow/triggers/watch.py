@@ -1,79 +1,50 @@
-"""The trigger of an asset's watcher: receives batches, fires an event for each, and holds them until a run has them.
+"""The trigger of an asset's watcher: counts the messages of a queue, and fires an event while there are any.
 
-What a run must do to get a batch is done by :class:`~sqs_lease.airflow.operators.SqsLeaseFromEventOperator`. When
-the trigger ends:
+It receives nothing and holds nothing. The run that Airflow makes of an event has a sensor of its own, which receives
+what is visible by then (``sqs_lease(..., event=asset)``). So it does not matter where the trigger runs, how often it is
+started, or whether an event is lost: the messages stay in the queue, and the next event comes by the same counts
+(``pace.py``).
 
-- the triggerer stops, or gives it to another one: one last extension; the next start takes over from the registry;
-- the watcher is removed (the DAG was paused, deleted or changed): messages without a run are released, unless another
-  start of the trigger took the registry over already;
-- the triggerer is killed: the same as when it stops, without the last extension.
+Watchers of one queue that count equally often share one poll, by the shared streams of Airflow: for each key of
+:meth:`SqsLeaseTrigger.shared_stream_key` the triggerer runs one :meth:`SqsLeaseTrigger.open_shared_stream`, and gives
+each count to all of them.
 
-It never ends by itself: what goes wrong is logged, and tried again after a while.
+The poll never ends by itself: what goes wrong is logged, and tried again after a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Hashable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from airflow.sdk import Asset
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-from botocore.exceptions import BotoCoreError
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, NoAnswerError, watched_assets
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
-from sqs_lease.airflow.batches.open_batches import OpenBatches, ReplacedError
-from sqs_lease.airflow.batches.protocol import BatchEvent, Place
-from sqs_lease.airflow.dag_file import warn_author
+from sqs_lease.airflow.dag_file import refuse_sensor_options
 from sqs_lease.airflow.metrics import PollAge
-from sqs_lease.airflow.receiving.collector import (
-    CollectOptions,
-    Collector,
-    ShortVisibilityWarning,
-    takeover_risk,
-    with_visibility,
-)
-from sqs_lease.airflow.receiving.filters import (
-    MessageFilter,
-    UnmatchedRule,
-    check_unmatched,
-    decode_unmatched,
-    encode_unmatched,
-)
-from sqs_lease.airflow.runtime import SharedBatch, SharedKeeper, TriggererKeepers, shielded, triggerer_keepers
-from sqs_lease.airflow.transfer.payload import PayloadError, check_payload, default_payload
+from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, triggerer_keepers
+from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
 from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.failure_rules import release
-from sqs_lease.core.limits import MAX_IN_FLIGHT
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import decode_policy, encode_policy
-from sqs_lease.keeper.keeper import Keeper, Leaving
-from sqs_lease.keeper.lease_log import LeaseLog
-from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
 from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HANDOFF_TIMEOUT: Final = timedelta(hours=1)
-"""How long a batch waits for a run: longer than most runs, because with ``max_active_runs`` it waits for one to end."""
+DEFAULT_POLL_INTERVAL: Final = timedelta(seconds=2)
+"""1.3 million requests a month for each queue, 0.52 USD at 0.40 USD a million."""
 
-MAX_MESSAGES: Final = 2_000
-"""Most messages of all open batches together: a run may take all of them, and publishes them through XCom."""
+DEFAULT_SHORTEST_PAUSE: Final = timedelta(seconds=5)
+"""How long it takes from an event until its run has received. A second event before that finds nothing to take."""
 
-WAIT_SECONDS: Final = 5.0
-"""How long one collection waits for a first message, and so how long a poll can be under way when the trigger ends.
-
-Messages are released after the last poll was answered, or it would receive them; and a triggerer that stops is killed
-after 10 s. Polls of 20 s would be 3 instead of 12 requests a minute.
-"""
+DEFAULT_LONGEST_PAUSE: Final = timedelta(minutes=5)
 
 FIRST_WAIT_SECONDS: Final = 5.0
 LONGEST_WAIT_SECONDS: Final = 300.0
@@ -95,119 +66,59 @@ class SqsLeaseTrigger(BaseEventTrigger):
 
         @dag(schedule=orders_queue)
         def process_orders():
-            with sqs_lease("orders", event=orders_queue) as orders:
+            with sqs_lease("orders", event=orders_queue, max_messages=100) as orders:
                 load(orders)
 
-    Each event stands for one batch. A run takes all batches whose events Airflow gave it; until then, and
-    while its keeper starts, the batches are kept invisible.
+    It only counts the messages. The run receives them; how many and which is said there.
 
     Args:
         queue_url: The queue's URL, name or ARN.
-        max_messages: Most messages of one batch, 10 by default.
-        linger: How long to wait for more messages after the first; 1 s by default.
-        policy: How leases are extended, as for :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`.
-        visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes one that
-            survives the death of the triggerer, as for the sensor.
-        payload: For large batches, as for the sensor: a directory, as a URI or an absolute path that all workers and
-            triggerers share. It is not templated.
-        message_filtering: Take only messages that match, as for the sensor; None, the default, takes all.
-        message_filtering_match_values: The values to match.
-        message_filtering_config: The JSONPath expression, the attribute's name or the function's dotted path.
-        unmatched: What becomes of messages that do not match; ``expire()`` by default.
-        max_unsettled_batches: Nothing more is received while so many batches are neither settled nor released, 4 by
-            default: one at work, and some that wait to be taken together by the next run. It bounds the runs that
-            work side by side, what waits invisibly while the DAG is paused, and what a crash can delay.
-        handoff_timeout: How long a batch is held for a run that claims it, and then for that run's keeper; 1 hour by
-            default. Then it is released, and nothing is received for 30 s, or twice as long as the last time, up
-            to 15 minutes. Make it longer than the runs of a DAG with ``max_active_runs=1``.
+        poll_interval: How often the messages are counted: seconds or a ``timedelta``, 2 s by default, 1 s at least.
+            Each count is one request: every 2 s is 1.3 million a month, 0.52 USD.
+        shortest_pause: The shortest time between two events, 5 s by default. A DAG gets a run so often while its runs
+            take messages and there are more, up to its ``max_active_runs``.
+        longest_pause: The longest time between two events while there are messages, 5 minutes by default. The time
+            grows up to it while events lead to nothing: no slot is free, or the messages fail again and again.
         aws_conn_id: The Airflow connection; None for boto3's default credentials.
         region_name: The AWS region; None takes the connection's.
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's.
-        botocore_config: Arguments of ``botocore.config.Config``.
+        botocore_config: Arguments of ``botocore.config.Config``; as a text, the same in JSON.
 
     Raises:
-        ValueError: A value is out of range, or ``queue`` is not a queue name, URL or ARN.
-        TypeError: A value cannot be sent to the triggerer.
+        ValueError: A value is out of range, or ``queue_url`` is not a queue name, URL or ARN.
+        TypeError: A value cannot be sent to the triggerer, or an option says how messages are received.
     """
 
-    # A DAG file gives no mapping as policy, so its author sees each error as it is.
-    @raises_type_errors_only(where=lambda arguments: isinstance(arguments.get("policy"), Mapping))
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse options of the sensor; Python would not say where they belong."""
+        refuse_sensor_options(cls.__name__, options)
+        return super().__new__(cls)
+
+    # A DAG file gives no text as botocore_config, so its author sees each error as it is.
+    @raises_type_errors_only(where=lambda arguments: isinstance(arguments.get("botocore_config"), str))
     def __init__(
         self,
         queue_url: str,
         *,
-        max_messages: int = DEFAULT_MAX_MESSAGES,
-        linger: Duration = DEFAULT_LINGER_SECONDS,
-        policy: RenewalPolicy | Mapping[str, Any] | str | None = None,
-        visibility: Duration | None = None,
-        payload: str | None = None,
-        message_filtering: str | None = None,
-        message_filtering_match_values: Iterable[Any] | None = None,
-        message_filtering_config: str | None = None,
-        unmatched: UnmatchedRule | Mapping[str, Any] | None = None,
-        max_unsettled_batches: int = 4,
-        handoff_timeout: Duration = DEFAULT_HANDOFF_TIMEOUT,
+        poll_interval: Duration = DEFAULT_POLL_INTERVAL,
+        shortest_pause: Duration = DEFAULT_SHORTEST_PAUSE,
+        longest_pause: Duration = DEFAULT_LONGEST_PAUSE,
         aws_conn_id: str | None = "aws_default",
         region_name: str | None = None,
         verify: bool | str | None = None,
-        botocore_config: Mapping[str, Any] | None = None,
+        botocore_config: Mapping[str, Any] | str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         queue_reference(queue_url)
         self.queue_url = queue_url
-        # Triggers are stored by their arguments, as plain values.
-        decoded = decode_policy(policy) if isinstance(policy, Mapping) else policy
-        self.lease = LeaseOptions.of(
-            max_messages=max_messages,
-            wait=WAIT_SECONDS,
-            linger=linger,
-            policy=decoded,
-            visibility=visibility,
-            # Which run will get a batch, and what its keeper makes of failures, is not known.
-            on_failure=release(),
+        self.poll_seconds = seconds_of(poll_interval, name="poll_interval", minimum=1)
+        self.shortest_pause_seconds = seconds_of(shortest_pause, name="shortest_pause", minimum=1)
+        self.longest_pause_seconds = seconds_of(
+            longest_pause, name="longest_pause", minimum=self.shortest_pause_seconds
         )
-        self.policy = encode_policy(self.lease.policy)
-        self.max_unsettled_batches = _whole_number(max_unsettled_batches, "max_unsettled_batches")
-        most = max_messages * max_unsettled_batches
-        if payload is not None:
-            check_payload(payload, f"the trigger of {queue_url}")
-        elif most > MAX_MESSAGES:
-            payload = default_payload()
-        self.payload = payload
-        if most > (MAX_MESSAGES if payload is None else MAX_IN_FLIGHT):
-            raise ValueError(
-                f"max_messages={max_messages} in each of max_unsettled_batches={max_unsettled_batches} are {most} "
-                f"messages, which one run may be given at once, but more than {MAX_MESSAGES} do not go through XCom "
-                f"(or {MAX_IN_FLIGHT} with payload=): lower one, or set payload='s3://connection@bucket/prefix', "
-                "or [sqs_lease] payload in Airflow's configuration"
-            )
-        if not isinstance(policy, Mapping) and (risk := takeover_risk(with_visibility(self.lease.policy))) is not None:
-            warn_author(f"the trigger of {queue_url!r}: {risk}", ShortVisibilityWarning)
-        self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1)
-        self.botocore_config = dict(botocore_config) if botocore_config else None
-        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, botocore_config, queue=queue_url)
-        self.message_filtering = message_filtering
-        values = message_filtering_match_values
-        self.message_filtering_match_values = None if values is None else _in_order(values)
-        self.message_filtering_config = message_filtering_config
-        self._filter = MessageFilter.of(
-            message_filtering,
-            self.message_filtering_match_values,
-            message_filtering_config,
-            # The triggerer imports a function where it can wait, and can try again.
-            checked=isinstance(policy, Mapping),
-        )
-        if unmatched is not None and message_filtering is None:
-            raise ValueError("unmatched says what becomes of messages that message_filtering keeps out")
-        rule = decode_unmatched(unmatched) if isinstance(unmatched, Mapping) else unmatched
-        self.unmatched = None if rule is None else encode_unmatched(check_unmatched(rule))
-        self._keepers: TriggererKeepers | None = None
-        self._shared_keeper: SharedKeeper | None = None
-        self._batches: OpenBatches | None = None
-        self._collecting: tuple[str, SharedBatch] | None = None
-        self._work: list[asyncio.Task[None]] = []
-        self._events: asyncio.Queue[BatchEvent] = asyncio.Queue()
-        self._lease_log = LeaseLog(queue_url)
+        given = json.loads(botocore_config or "{}") if isinstance(botocore_config, str) else botocore_config
+        self.botocore_config: dict[str, Any] | None = dict(given) if given else None
+        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, self.botocore_config, queue=queue_url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -215,210 +126,119 @@ class SqsLeaseTrigger(BaseEventTrigger):
             f"{SqsLeaseTrigger.__module__}.{SqsLeaseTrigger.__qualname__}",
             {
                 "queue_url": self.queue_url,
-                "max_messages": self.lease.max_messages,
-                "linger": self.lease.linger_seconds,
-                "policy": self.policy,
-                "payload": self.payload,
-                "message_filtering": self.message_filtering,
-                "message_filtering_match_values": self.message_filtering_match_values,
-                "message_filtering_config": self.message_filtering_config,
-                "unmatched": self.unmatched,
-                "max_unsettled_batches": self.max_unsettled_batches,
-                "handoff_timeout": self.handoff_timeout_seconds,
+                "poll_interval": self.poll_seconds,
+                "shortest_pause": self.shortest_pause_seconds,
+                "longest_pause": self.longest_pause_seconds,
                 "aws_conn_id": self.connection.aws_conn_id,
                 "region_name": self.connection.region_name,
                 "verify": self.connection.verify,
-                "botocore_config": self.botocore_config,
+                "botocore_config": self.connection.botocore_config,
             },
         )
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Receive and fire, until the trigger is ended."""
-        asset = watched_assets(self.asset_state_store)[0]
-        self._keepers = keepers = triggerer_keepers()
+    def shared_stream_key(self) -> Hashable:
+        """Name the poll that this watcher can share: the same queue, reached in the same way and counted as often."""
+        return type(self).__qualname__, self.queue_url, self.connection, self.poll_seconds
+
+    @classmethod
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[CountedQueue]:
+        """Count for all watchers of one key, until Airflow ends it.
+
+        Args:
+            kwargs: The arguments of any of them.
+        """
+        watcher = cls(**kwargs)
+        keepers = triggerer_keepers()
         await keepers.ready()
-        poll_age = PollAge(self.queue_url, keepers.clock)
-        serving = asyncio.create_task(
-            self._serve(keepers, asset, poll_age), name=f"sqs-lease events of {self.queue_url}"
-        )
-        showing = asyncio.create_task(poll_age.show(), name=f"sqs-lease poll age of {self.queue_url}")
-        self._work += [serving, showing]
-        while not serving.done():
-            event = asyncio.create_task(self._events.get())
-            try:
-                await asyncio.wait([event, serving], return_when=asyncio.FIRST_COMPLETED)
-                if event.done():
-                    yield TriggerEvent(event.result().encode())  # type: ignore[no-untyped-call]
-            finally:
-                event.cancel()
-        await serving
-
-    @shielded
-    async def cleanup(self) -> None:
-        """Leave the waiting batches to the trigger's next start; release messages that no registry names yet."""
-        keepers, batches = self._keepers, self._batches
+        poll = _Poll(watcher, keepers)
         try:
-            for task in self._work:
-                task.cancel()
-            if batches is not None:
-                await batches.leave()
-            await _cancel(self._work)
-            collecting = self._collecting
-            if keepers is not None and collecting is not None:
-                batch_id, shared = collecting
-                if batches is None or not batches.holds(batch_id):
-                    await keepers.leave(batch_id, shared, Leaving.RELEASE)
-            if keepers is not None and self._shared_keeper is not None:
-                await keepers.release(self._shared_keeper)
-        except Exception:
-            # Airflow drops what cleanup() raises.
-            logger.exception("The event trigger of %s could not be ended properly", self.queue_url)
+            while True:
+                if (counted := await poll.count()) is not None:
+                    yield counted
+                    await asyncio.sleep(watcher.poll_seconds)
         finally:
-            self._shared_keeper = self._batches = self._collecting = None
+            await poll.close()
 
-    @shielded
-    async def on_kill(self) -> None:
-        """The watcher is gone, or a triggerer that stood still came back: the registry tells which."""
-        if self._batches is None:
-            return
-        await _cancel(self._work)
-        try:
-            await self._batches.give_back()
-        except CommsError as error:
-            logger.warning(
-                "Leaving the batches of %s alone; their messages come back when their visibility timeout ends: %s",
-                self.queue_url,
-                error,
-            )
-
-    async def _serve(self, keepers: TriggererKeepers, asset: str, poll_age: PollAge) -> None:
-        queue = await self._open(keepers, asset)
-        work = [
-            asyncio.create_task(queue.batches.attend(), name=f"sqs-lease batches of {self.queue_url}"),
-            asyncio.create_task(
-                self._receive(keepers, queue, poll_age), name=f"sqs-lease receives of {self.queue_url}"
-            ),
-        ]
-        try:
-            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except ReplacedError as replaced:
-            logger.warning("Ending here: %s", replaced)
-        finally:
-            await _cancel(work)
-
-    async def _open(self, keepers: TriggererKeepers, asset: str) -> _OpenQueue:
-        """Reach the queue and take over the registry; what fails is tried again, for as long as it takes."""
-        outage = _Outage(self.queue_url, keepers.clock)
-        while True:
-            try:
-                if self._shared_keeper is None:
-                    with translate_aws_errors(self.queue_url):
-                        self._shared_keeper = await keepers.acquire(self.connection)
-                return await self._open_with(keepers, self._shared_keeper, asset)
-            except (SqsError, BotoCoreError, CommsError, PayloadError, OSError, ValueError) as error:
-                await outage.wait(error)
-
-    async def _open_with(self, keepers: TriggererKeepers, shared_keeper: SharedKeeper, asset: str) -> _OpenQueue:
-        options = CollectOptions(
-            queue=self.queue_url,
-            lease=self.lease,
-            filter=None if self._filter is None else asdict(self._filter),
-            unmatched=self.unmatched,
-            stored=self.payload is not None,
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        """Fire events by the counts of a poll."""
+        clock = triggerer_keepers().clock
+        pace = Pace(
+            shortest_pause_seconds=self.shortest_pause_seconds, longest_pause_seconds=self.longest_pause_seconds
         )
-        collector = await Collector.open(options, shared_keeper.transport, keepers.clock)
-        batches = OpenBatches(
-            place=Place.of_queue(asset, self.queue_url),
-            owner=uuid.uuid4().hex,
-            queue_url=collector.queue_url,
-            connection=self.connection,
-            keepers=keepers,
-            shared_keeper=shared_keeper,
-            payload=self.payload,
-            limit=self.max_unsettled_batches,
-            handoff_timeout_seconds=self.handoff_timeout_seconds,
-            fire=self._events.put_nowait,
-            happened=self._happened,
-        )
-        # Known before it holds anything, so that this trigger's end finds it.
-        self._batches = batches
-        await batches.resume()
-        return _OpenQueue(shared_keeper.keeper, collector, batches)
+        async for counted in shared_stream:
+            if pace.fires(counted.counts, clock.now()):
+                yield TriggerEvent(counted.payload())  # type: ignore[no-untyped-call]
 
-    async def _receive(self, keepers: TriggererKeepers, queue: _OpenQueue, poll_age: PollAge) -> None:
-        """Receive one batch after the other; what fails is tried again, for as long as it takes."""
-        outage = _Outage(self.queue_url, keepers.clock)
-        while True:
-            with poll_age.resting():
-                await queue.batches.room()
-            try:
-                if outage.logged:
-                    # What Airflow does not take is given back, and each receive counts for the redrive policy: nothing
-                    # is received until Airflow answers.
-                    await queue.batches.is_served()
-                await self._receive_one(keepers, queue)
-                poll_age.answered()
-                outage.is_over()
-            except Exception as error:
-                # Whatever it is: a trigger that ends is started again at once, and would receive the same messages.
-                if not isinstance(error, SqsError | CommsError | PayloadError):
-                    logger.exception("Receiving from %s failed unexpectedly", self.queue_url)
-                if self._collecting is not None:
-                    await keepers.leave(*self._collecting, Leaving.RELEASE)
-                    self._collecting = None
-                await outage.wait(error)
-
-    async def _receive_one(self, keepers: TriggererKeepers, queue: _OpenQueue) -> None:
-        batch_id, shared = uuid.uuid4().hex, queue.batches.open_shared_batch(queue.collector.policy)
-        self._collecting = batch_id, shared
-        queue.batches.polling = True
-        try:
-            found = await queue.collector.collect(
-                queue.keeper,
-                shared.batch,
-                keepers.clock.wall() + self.lease.wait_seconds,
-                most_bytes=queue.batches.bytes_left(),
-            )
-        finally:
-            queue.batches.polling = False
-        if found:
-            await self._add(queue, batch_id, shared)
-        else:
-            shared.drop()
-        self._collecting = None
-
-    async def _add(self, queue: _OpenQueue, batch_id: str, shared: SharedBatch) -> None:
-        """Register a batch, without those of its messages that Airflow refuses by themselves."""
-        policy = queue.collector.policy
-        try:
-            await queue.batches.add(batch_id, shared, policy)
-        except NoAnswerError:
-            raise
-        except CommsError:
-            refused = await queue.batches.find_refused(batch_id, shared.batch.messages())
-            if not refused:
-                raise
-            await queue.collector.settle_refused(shared.batch, refused)
-            if shared.batch.count_held():
-                # By another name: what is stored under this one is about to be deleted.
-                self._collecting = uuid.uuid4().hex, shared
-                await queue.batches.add(self._collecting[0], shared, policy)
-            else:
-                shared.drop()
-
-    def _happened(self, event: LeaseEvent) -> None:
-        self._lease_log.happened(event)
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Count for this watcher alone, where its poll is not shared."""
+        async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
+            yield event
 
 
 @dataclass(frozen=True, slots=True)
-class _OpenQueue:
-    """What is needed to receive from the queue, and where batches go."""
+class CountedQueue:
+    """One count, as watchers are given it.
 
-    keeper: Keeper
-    collector: Collector
-    batches: OpenBatches
+    Attributes:
+        queue_url: The queue.
+        counts: How many messages it has.
+    """
+
+    queue_url: str
+    counts: QueueCounts
+
+    def payload(self) -> dict[str, Any]:
+        """Return what an event says. Airflow logs it and keeps it for good, so nothing of the messages is in it."""
+        return {"queue_url": self.queue_url, "messages": self.counts.visible}
+
+
+class _Poll:
+    """Counts one queue again and again.
+
+    Args:
+        watcher: One of the watchers.
+        keepers: The clients of this process.
+    """
+
+    def __init__(self, watcher: SqsLeaseTrigger, keepers: TriggererKeepers) -> None:
+        self._queue = watcher.queue_url
+        self._connection = watcher.connection
+        self._keepers = keepers
+        self._shared_keeper: SharedKeeper | None = None
+        self._queue_url: str | None = None
+        self._outage = _Outage(self._queue, keepers.clock)
+        self._age = PollAge(self._queue, keepers.clock)
+        self._showing = asyncio.create_task(self._age.show(), name=f"sqs-lease poll age of {self._queue}")
+
+    async def count(self) -> CountedQueue | None:
+        """Count once; after an error wait for a while, and return None."""
+        try:
+            counted = await self._count()
+        except Exception as error:
+            # Whatever it is: a poll that ends takes all its watchers with it.
+            if not isinstance(error, SqsError | OSError):
+                logger.exception("Counting the messages of %s failed unexpectedly", self._queue)
+            await self._outage.wait(error)
+            return None
+        self._outage.is_over()
+        self._age.answered()
+        return counted
+
+    async def close(self) -> None:
+        """Give up the client."""
+        self._showing.cancel()
+        if self._shared_keeper is not None:
+            await self._keepers.release(self._shared_keeper)
+
+    async def _count(self) -> CountedQueue:
+        if self._shared_keeper is None:
+            with translate_aws_errors(self._queue):
+                self._shared_keeper = await self._keepers.acquire(self._connection)
+        transport = self._shared_keeper.transport
+        if self._queue_url is None:
+            self._queue_url = await transport.queue_url(self._queue)
+        counted = await transport.queue_attributes(self._queue_url)
+        return CountedQueue(self._queue_url, QueueCounts(counted.visible, counted.in_flight, counted.delayed))
 
 
 @dataclass(slots=True)
@@ -455,19 +275,7 @@ class _Outage:
         self.seconds, self.logged = FIRST_WAIT_SECONDS, ""
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    # Their errors were logged, or are being raised already.
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _in_order(values: Iterable[Any]) -> list[Any]:
-    """Put a set into an order that is the same in every process: Airflow compares triggers by their arguments."""
-    return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
-
-
-def _whole_number(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
-    return value
+def watchers_of(asset: Asset) -> list[SqsLeaseTrigger]:
+    """Return the triggers of an asset's watchers that count queues, also those by ``MessageQueueTrigger``."""
+    triggers = [getattr(watcher.trigger, "trigger", watcher.trigger) for watcher in asset.watchers]
+    return [trigger for trigger in triggers if isinstance(trigger, SqsLeaseTrigger)]

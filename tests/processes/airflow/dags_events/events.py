@@ -17,10 +17,9 @@ VISIBILITY_SECONDS = 12
 LONG_WORK_SECONDS = 37
 
 
-def queue_asset(name: str, **arguments: Any) -> Asset:
+def queue_asset(name: str) -> Asset:
     """The asset of a queue, with the trigger that watches it."""
-    trigger = SqsLeaseTrigger(name, **arguments)
-    return Asset(name, watchers=[AssetWatcher(f"{name} watcher", trigger=trigger)])
+    return Asset(name, watchers=[AssetWatcher(f"{name} watcher", trigger=SqsLeaseTrigger(name))])
 
 
 def work(messages: list[dict[str, Any]], seconds: float) -> None:
@@ -36,18 +35,15 @@ started = Asset(
     watchers=[
         AssetWatcher(
             "started watcher",
-            trigger=MessageQueueTrigger(
-                scheme="sqs+lease", queue_url="started", linger=2.0, visibility=VISIBILITY_SECONDS
-            ),
+            trigger=MessageQueueTrigger(scheme="sqs+lease", queue_url="started"),
         )
     ],
 )
-together = queue_asset("together", max_messages=1, linger=0)
-failing = queue_asset("failing", linger=0)
+together = queue_asset("together")
+failing = queue_asset("failing")
 paused = queue_asset("paused")
-shared = queue_asset("shared", max_messages=2, linger=0)
-# However long a new triggerer takes to start on a busy machine: the default is made for one that starts within 30 s.
-survivor = queue_asset("survivor", visibility=600)
+shared = queue_asset("shared")
+survivor = queue_asset("survivor")
 
 
 @dag(dag_id="started", schedule=started)
@@ -56,7 +52,7 @@ def started_dag() -> None:
     def load(messages: list[dict[str, Any]]) -> None:
         work(messages, LONG_WORK_SECONDS)
 
-    with sqs_lease("orders", event=started) as orders:
+    with sqs_lease("orders", event=started, linger=2.0, visibility=VISIBILITY_SECONDS) as orders:
         load(orders)
 
 
@@ -71,7 +67,7 @@ def failing_dag() -> None:
         load(orders)
 
 
-def short_work(dag_id: str, asset: Asset) -> None:
+def short_work(dag_id: str, asset: Asset, **options: Any) -> None:
     """A DAG that works shortly on what starts it."""
 
     @dag(dag_id=dag_id, schedule=asset)
@@ -80,7 +76,7 @@ def short_work(dag_id: str, asset: Asset) -> None:
         def load(messages: list[dict[str, Any]]) -> None:
             work(messages, 1)
 
-        with sqs_lease("orders", event=asset) as orders:
+        with sqs_lease("orders", event=asset, **options) as orders:
             load(orders)
 
     process()
@@ -91,5 +87,5 @@ failing_dag()
 short_work("together", together)
 short_work("paused", paused)
 short_work("survivor", survivor)
-short_work("reader_a", shared)
-short_work("reader_b", shared)
+short_work("reader_a", shared, max_messages=2, linger=0)
+short_work("reader_b", shared, max_messages=2, linger=0)

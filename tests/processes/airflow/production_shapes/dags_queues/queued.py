@@ -50,23 +50,22 @@ def late_keeper() -> None:
 
 @dag(schedule=None)
 def late() -> None:
-    """A sensor and a keeper whose queue no triggerer serves at first."""
+    """A sensor and a keeper whose queue no triggerer serves at first; the sensor receives in its worker."""
     with sqs_lease(
         "orders", queue_url="late", max_messages=20, linger=3, visibility=VISIBILITY_SECONDS, queue=LATE
     ) as orders:
         check.expand(message=orders)
 
 
-watched = Asset(
-    "watched",
-    watchers=[AssetWatcher(name="watched", trigger=SqsLeaseTrigger("watched", visibility=VISIBILITY_SECONDS))],
-)
+watched = Asset("watched", watchers=[AssetWatcher(name="watched", trigger=SqsLeaseTrigger("watched"))])
 
 
 @dag(schedule=[watched])
 def by_event() -> None:
     """A run that messages start: its watcher is of no queue, its keeper of the same as the others."""
-    with sqs_lease("orders", event=watched, queue=LEASES) as orders:
+    with sqs_lease(
+        "orders", event=watched, max_messages=20, linger=3, visibility=VISIBILITY_SECONDS, queue=LEASES
+    ) as orders:
         check.expand(message=orders)
 
 
