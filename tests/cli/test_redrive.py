@@ -14,7 +14,7 @@ from sqs_lease.cli import move_task, sampling
 from sqs_lease.cli.move_task import FollowedTask
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.sqs.classification import error_from_code
-from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING
+from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
 from sqs_lease.testing import memory_sqs
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -84,6 +84,18 @@ def fail(
         return answer
 
     monkeypatch.setattr(MemoryTransport, call, failing)
+
+
+def once_started(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something when the move task was started, before it is looked at."""
+    start = FollowedTask.start
+
+    async def start_and_act(*arguments: Any) -> FollowedTask:
+        started = await start(*arguments)
+        act()
+        return started
+
+    monkeypatch.setattr(FollowedTask, "start", start_and_act)
 
 
 def receive_count(queue: str) -> int:
@@ -327,16 +339,29 @@ def test_a_move_task_that_ended_before_is_not_taken_for_this_one(
 def test_answers_that_are_lost_meanwhile_are_asked_for_again(
     orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = FollowedTask.start
-
-    async def start_and_fail(*arguments: Any) -> FollowedTask:
-        started = await start(*arguments)
-        fail(monkeypatch, "move_tasks", "InternalError", "ServiceUnavailable", "ThrottlingException")
-        return started
-
-    monkeypatch.setattr(FollowedTask, "start", start_and_fail)
+    once_started(
+        monkeypatch,
+        lambda: fail(monkeypatch, "move_tasks", "InternalError", "ServiceUnavailable", "ThrottlingException"),
+    )
 
     assert redriven()["move"]["moved"] == 4
+
+
+def test_a_move_task_that_the_list_lacks_for_a_moment_is_followed_on(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryTransport.move_tasks
+    lacking = 2
+
+    async def listed(self: MemoryTransport, source_arn: str) -> Sequence[MoveTask]:
+        nonlocal lacking
+        lacking -= 1
+        return [] if lacking >= 0 else await real(self, source_arn)
+
+    once_started(monkeypatch, lambda: monkeypatch.setattr(MemoryTransport, "move_tasks", listed))
+
+    assert redriven()["move"]["moved"] == 4
+    assert lacking < 0
 
 
 @pytest.mark.parametrize(
@@ -345,14 +370,7 @@ def test_answers_that_are_lost_meanwhile_are_asked_for_again(
 def test_a_move_task_that_cannot_be_followed_may_go_on_and_the_error_says_how_to_end_it(
     slow_orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
-    start = FollowedTask.start
-
-    async def start_and_fail(*arguments: Any) -> FollowedTask:
-        started = await start(*arguments)
-        fail(monkeypatch, "move_tasks", always=code)
-        return started
-
-    monkeypatch.setattr(FollowedTask, "start", start_and_fail)
+    once_started(monkeypatch, lambda: fail(monkeypatch, "move_tasks", always=code))
     monkeypatch.setattr(move_task, "NOT_LISTED_SECONDS", 0.1)
     ran = sqs_lease("redrive", DEAD)
 
