@@ -64,7 +64,7 @@ from sqs_lease.core.ledger import Outlook
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
-from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import Transport
 
 RECEIVE_TASK: Final = "orders"
 KEEPER_TASK: Final = "orders_keeper"
@@ -232,7 +232,7 @@ class CountingTransport:
 
     def __init__(
         self,
-        transport: RedriveTransport,
+        transport: Transport,
         clock: UndisturbedClock,
         outlook: Callable[[str, Sequence[Receipt]], Outlook],
         calls: Counter[str],
@@ -445,10 +445,10 @@ class Triggerer:
         answer = subprocess.run([*command, load], stdout=subprocess.PIPE, check=True, text=True).stdout
         return float(answer.splitlines()[-1])
 
-    async def _open(self, connection: AwsConnection) -> RedriveTransport:
+    async def _open(self, connection: AwsConnection) -> Transport:
         transport = CountingTransport(await open_transport(connection), self._clock, self._outlook, self._calls)
         self._transports.append(transport)
-        return cast("RedriveTransport", transport)
+        return cast("Transport", transport)
 
     def _outlook(self, queue_url: str, receipts: Sequence[Receipt]) -> Outlook:
         (shared,) = self._keepers._keepers.values()  # noqa: SLF001 - nothing else tells when leases fell due

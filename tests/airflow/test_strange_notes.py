@@ -31,8 +31,6 @@ from sqs_lease.airflow.batches.protocol import (
     RegisteredBatch,
     Stage,
 )
-from sqs_lease.airflow.queues.depth import SqsQueueDepthTrigger
-from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.receiving.filters import (
     ATTRIBUTE,
@@ -176,8 +174,6 @@ def test_a_trigger_is_made_of_its_arguments_or_refuses_them(options: Any) -> Non
         assert ReceiveOptions(**made.serialize()[1]["options"]) == made.options
 
 
-CONNECTION: Final = AwsConnection().encode()
-COMMON: Final = {"queue": "q", "deferred_at": 1.7e9, "ends_at": None, **CONNECTION}
 TRIGGERS: Final[Mapping[type[BaseTrigger], Mapping[str, Any]]] = {
     SqsLeaseReceiveTrigger: {"options": OPTIONS},
     SqsLeaseKeeperTrigger: {
@@ -204,25 +200,6 @@ TRIGGERS: Final[Mapping[type[BaseTrigger], Mapping[str, Any]]] = {
         "region_name": None,
         "verify": None,
         "botocore_config": {"read_timeout": 5},
-    },
-    SqsMoveTaskTrigger: {**COMMON, "source_arn": "arn:aws:sqs:eu-west-1:1:q", "started_after": 0.0, "handle": CONTENT},
-    SqsFilteredMoveTrigger: {
-        **COMMON,
-        "destination": None,
-        "max_per_second": 5,
-        "reason": "a*",
-        "older_than_seconds": 60.0,
-        "newer_than_seconds": None,
-        "max_messages": 10,
-    },
-    SqsQueueDepthTrigger: {
-        **COMMON,
-        "poke_seconds": 5.0,
-        "counts": ["visible"],
-        "at_least": 1,
-        "at_most": None,
-        "oldest_at_least_seconds": None,
-        "oldest_at_most_seconds": 60.0,
     },
 }
 

@@ -86,7 +86,6 @@ def host() -> Iterator[Host]:
 def plain_environment(monkeypatch: pytest.MonkeyPatch, leased_queues: LeasedQueues) -> None:
     for name in (AIRFLOW_TOKEN, AIRFLOW_USER, AIRFLOW_PASSWORD):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("sqs_lease.cli.watch.cloudwatch", lambda arn, profile: lambda **_: {})
     leased_queues.create("orders")
 
 

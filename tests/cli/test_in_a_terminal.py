@@ -49,17 +49,6 @@ def test_ctrl_c_cancels_the_move_task_and_says_how_far_it_got(columns: int) -> N
     assert code == 130
 
 
-def test_ctrl_c_stops_a_move_of_some_and_says_how_far_it_got() -> None:
-    with in_terminal(*on_memory(600, 5, "redrive", DEAD, "--reason", "JSON", "--yes")) as child:
-        child.expect(r"[1-9]\d*/300")
-        child.send(CTRL_C)
-        text, code = rest_of(child)
-
-    moved, of = stopped(text)
-    assert 1 <= moved < of <= 300
-    assert code == 130
-
-
 def test_peek_asks_where_a_receive_could_cost_a_message() -> None:
     with in_terminal(*on_memory(0, 100, "peek", "orders")) as child:
         child.expect(r"orders allows 10 receives")

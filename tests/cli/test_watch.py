@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
-from sqs_lease.cli import watch as watch_module
 from sqs_lease.cli.queue_readings import WatchedQueue, sparkline
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock
 from sqs_lease.testing.leased_queues import LeasedQueues
@@ -22,42 +17,11 @@ from tests.cli.commands import sqs_lease
 __all__ = ["leased_queues"]
 
 
-class CloudWatch:
-    """Answers for CloudWatch: with ages, one after the other, or with an error."""
-
-    def __init__(self, *answers: float | Exception | None) -> None:
-        self.answers = list(answers)
-        self.requests: list[Mapping[str, Any]] = []
-
-    def make(self, arn: str, profile: str | None = None) -> CloudWatch:
-        return self
-
-    def __call__(self, **request: Any) -> Mapping[str, Any]:
-        self.requests.append(request)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is None:
-            return {"Datapoints": []}
-        return {"Datapoints": [{"Timestamp": datetime.now(tz=UTC), "Maximum": answer}]}
-
-
-REAL_CLOUDWATCH: Any = watch_module.cloudwatch
-
-
-@pytest.fixture(autouse=True)
-def cloudwatch(monkeypatch: pytest.MonkeyPatch) -> CloudWatch:
-    answering = CloudWatch(*[None] * 10)
-    monkeypatch.setattr("sqs_lease.cli.watch.cloudwatch", answering.make)
-    return answering
-
-
-def test_one_reading_has_all_counts(leased_queues: LeasedQueues, cloudwatch: CloudWatch) -> None:
+def test_one_reading_has_all_counts(leased_queues: LeasedQueues) -> None:
     orders = leased_queues.create("orders", *"abc")
     orders.send("later", delay_seconds=600)
     leased_queues.sqs.receive(orders.url, max_messages=1, visibility_seconds=600)
     leased_queues.sqs.send(orders.dead_letter_url, "failed")
-    cloudwatch.answers = [90.0, None]
     ran = sqs_lease("watch", "orders", "orders-dead-letters", "--json")
 
     assert ran.exit_code == 0
@@ -70,9 +34,8 @@ def test_one_reading_has_all_counts(leased_queues: LeasedQueues, cloudwatch: Clo
         "delayed": 1,
         "dead_letter_arn": "arn:aws:sqs:us-east-1:123456789012:orders-dead-letters",
         "dead_letters": 1,
-        "oldest_seconds": 90.0,
     }
-    assert (second["visible"], second["dead_letters"], second["oldest_seconds"]) == (1, None, None)
+    assert (second["visible"], second["dead_letters"]) == (1, None)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -109,11 +72,11 @@ def test_what_it_cannot_use_is_one_line_and_exit_code_2(
 class Ground:
     """A watched queue on virtual time."""
 
-    def __init__(self, cloudwatch: CloudWatch) -> None:
+    def __init__(self) -> None:
         self.clock = VirtualClock(start=1000)
         self.sqs = MemorySqs(self.clock)
         self.url = self.sqs.create_queue("orders")
-        self.queue = WatchedQueue("orders", MemoryTransport(self.sqs), self.clock, cloudwatch.make)
+        self.queue = WatchedQueue("orders", MemoryTransport(self.sqs), self.clock)
 
     def read_after(self, seconds: float, *bodies: str) -> None:
         self.clock.advance(seconds)
@@ -122,8 +85,8 @@ class Ground:
         asyncio.run(self.queue.read())
 
 
-def test_the_change_is_that_of_the_last_minute(cloudwatch: CloudWatch) -> None:
-    ground = Ground(cloudwatch)
+def test_the_change_is_that_of_the_last_minute() -> None:
+    ground = Ground()
     ground.read_after(0, *map(str, range(100)))
     assert ground.queue.change_a_minute() is None
     ground.read_after(600)
@@ -136,10 +99,8 @@ def test_the_change_is_that_of_the_last_minute(cloudwatch: CloudWatch) -> None:
     assert ground.queue.change_a_minute() == 3
 
 
-def test_a_reading_that_fails_leaves_the_last_one_and_says_why(
-    cloudwatch: CloudWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ground = Ground(cloudwatch)
+def test_a_reading_that_fails_leaves_the_last_one_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground()
     ground.read_after(0, "a")
 
     def refuse(url: str) -> None:
@@ -153,50 +114,6 @@ def test_a_reading_that_fails_leaves_the_last_one_and_says_why(
     ground.read_after(5)
     assert ground.queue.trouble == ""
     assert len(ground.queue.readings) == 2
-
-
-def test_cloudwatch_is_asked_once_a_minute(cloudwatch: CloudWatch) -> None:
-    ground = Ground(cloudwatch)
-    cloudwatch.answers = [90.0, 150.0]
-    for _ in range(13):
-        ground.read_after(5)
-
-    assert len(cloudwatch.requests) == 2
-    assert cloudwatch.requests[0]["Dimensions"] == [{"Name": "QueueName", "Value": "orders"}]
-    assert [reading.oldest_seconds for reading in ground.queue.readings][::12] == [90.0, 150.0]
-
-
-def test_an_age_that_nobody_may_read_is_said(cloudwatch: CloudWatch) -> None:
-    ground = Ground(cloudwatch)
-    answer: Any = {"Error": {"Code": "AccessDenied", "Message": "no"}}
-    cloudwatch.answers = [ClientError(answer, "GetMetricStatistics")]
-    ground.read_after(5)
-
-    assert ground.queue.readings[-1].oldest_seconds is None
-    assert "denied" in ground.queue.age_trouble
-
-
-def test_a_queue_on_another_server_than_aws_has_no_metrics(
-    cloudwatch: CloudWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ground = Ground(cloudwatch)
-    ground.queue.url = "http://127.0.0.1:4566/000000000000/orders"
-    attributes = ground.sqs.attributes(ground.url)
-    monkeypatch.setattr(ground.sqs, "attributes", lambda url: attributes)
-    ground.read_after(5)
-
-    assert ground.queue.readings[-1].oldest_seconds is None
-    assert cloudwatch.requests == []
-
-
-def test_the_counts_do_not_wait_long_for_cloudwatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    config = REAL_CLOUDWATCH("arn:aws:sqs:eu-west-1:123456789012:orders", None).__self__.meta.config
-
-    assert config.connect_timeout == config.read_timeout == 3
-    assert config.retries["total_max_attempts"] == 1
-    assert config.region_name == "eu-west-1"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
-from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Airflow tells it within about a second which of its triggers now run elsewhere. 
 meanwhile; extending it would hide the message again.
 """
 
-OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[RedriveTransport]]
+OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
 GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -55,7 +55,7 @@ class SharedKeeper:
 
     connection: AwsConnection
     keeper: Keeper
-    transport: RedriveTransport
+    transport: Transport
     users: int = 0
 
     def open_batch(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sqs_lease.clock import Clock
-from sqs_lease.sqs.classification import error_from_exception
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.oldest_age import OPERATION, oldest_age_request, oldest_age_seconds
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import queue_reference
-
-AGE_SECONDS: Final = 60.0
-"""CloudWatch has a new age once a minute, so it is asked no more often."""
 
 KEPT_READINGS: Final = 600
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-
-AskCloudWatch = Callable[..., Mapping[str, Any]]
-"""``get_metric_statistics`` of a client of CloudWatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +26,11 @@ class Reading:
         attributes: Its attributes.
         dead_letters: How many messages are visible in its dead-letter queue; None without one, or where that cannot
             be read.
-        oldest_seconds: The age of its oldest message by CloudWatch; None if nothing is known.
     """
 
     at: float
     attributes: QueueAttributes
     dead_letters: int | None
-    oldest_seconds: float | None
 
     @property
     def backlog(self) -> int:
@@ -57,35 +45,23 @@ class WatchedQueue:
         queue: Its name, URL or ARN.
         transport: Reaches SQS.
         clock: Source of time.
-        cloudwatch: Makes what asks CloudWatch, of the queue's ARN. It is used for queues on AWS's own hosts only.
 
     Attributes:
         name: Its name.
         url: Its URL; empty before the first reading.
         readings: The last readings, the newest last.
         trouble: Why the newest reading failed; empty if it did not.
-        age_trouble: Why its age is not known; empty if it is, or if nobody was asked.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        transport: Transport,
-        clock: Clock,
-        cloudwatch: Callable[[str], AskCloudWatch],
-    ) -> None:
+    def __init__(self, queue: str, transport: Transport, clock: Clock) -> None:
         self.name = queue_reference(queue).name
         self.url = ""
         self.readings: deque[Reading] = deque(maxlen=KEPT_READINGS)
-        self.trouble = self.age_trouble = ""
+        self.trouble = ""
         self._queue = queue
         self._transport = transport
         self._clock = clock
-        self._cloudwatch = cloudwatch
-        self._ask: AskCloudWatch | None = None
         self._dead_letter_url: str | None = None
-        self._age: float | None = None
-        self._asked_at = -math.inf
 
     async def read(self) -> None:
         """Read once more.
@@ -104,8 +80,7 @@ class WatchedQueue:
             return
         self.trouble = ""
         dead_letters = await self._dead_letters(attributes)
-        age = await self._oldest_age(attributes.arn)
-        self.readings.append(Reading(self._clock.now(), attributes, dead_letters, age))
+        self.readings.append(Reading(self._clock.now(), attributes, dead_letters))
 
     async def _dead_letters(self, attributes: QueueAttributes) -> int | None:
         if attributes.dead_letter_arn is None:
@@ -117,29 +92,6 @@ class WatchedQueue:
         except SqsError:
             # A queue may be read, and its dead-letter queue not.
             return None
-
-    async def _oldest_age(self, arn: str) -> float | None:
-        now = self._clock.now()
-        is_on_aws = queue_reference(self.url).region is not None
-        if not is_on_aws or now - self._asked_at < AGE_SECONDS:
-            return self._age
-        self._asked_at = now
-        try:
-            # Both the making of a client and its calls block.
-            self._age = await asyncio.to_thread(self._age_now, arn)
-        except Exception as error:
-            described = error_from_exception(error, operation=OPERATION, queue=arn)
-            if described is None:
-                raise
-            self._age, self.age_trouble = None, str(described)
-        else:
-            self.age_trouble = ""
-        return self._age
-
-    def _age_now(self, arn: str) -> float | None:
-        if self._ask is None:
-            self._ask = self._cloudwatch(arn)
-        return oldest_age_seconds(self._ask(**oldest_age_request(arn, self._clock.wall())))
 
     def change_a_minute(self, window_seconds: float = 60.0) -> float | None:
         """By how many messages the queue grew, or shrank, in a minute: over the last readings of that time.

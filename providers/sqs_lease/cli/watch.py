@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from botocore.config import Config
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,17 +20,13 @@ from sqs_lease.cli.durations import shown_duration
 from sqs_lease.cli.host_batches import WatchedHosts, described
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access
 from sqs_lease.cli.output import ExitCode, Mark, console, marked, print_json
-from sqs_lease.cli.queue_readings import AskCloudWatch, WatchedQueue, sparkline
+from sqs_lease.cli.queue_readings import WatchedQueue, sparkline
 from sqs_lease.cli.session import Session
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.limits import MAX_IN_FLIGHT
-from sqs_lease.sqs.validation import queue_reference
 
 MANY_IN_FLIGHT: Final = 0.9 * MAX_IN_FLIGHT
 """From so many messages on a queue is near what SQS allows in flight."""
-
-CLOUDWATCH_SECONDS: Final = 3.0
-"""How long to wait for an answer of CloudWatch."""
 
 _WIDE_COLUMNS: Final = 100
 _NARROW_COLUMNS: Final = 70
@@ -56,15 +51,14 @@ def watch(
 ) -> None:
     """Watch how deep queues are: visible, in flight, delayed, dead letters, and how fast they grow or shrink.
 
-    It receives nothing. Counts of SQS are approximate. The age of the oldest message is asked of CloudWatch, once a
-    minute, for queues on AWS. Ctrl-C ends it. Where the output is not a terminal, it prints one reading.
+    It receives nothing. Counts of SQS are approximate. Ctrl-C ends it. Where the output is not a terminal, it prints one
+    reading.
     """
     access = aws_access(region, profile, endpoint_url)
     screen = console()
     with Session(access, *queues) as session:
         watched = [
-            WatchedQueue(queue, session.transport_of(queue), SystemClock(), lambda arn: cloudwatch(arn, profile))
-            for queue in dict.fromkeys(queues)
+            WatchedQueue(queue, session.transport_of(queue), SystemClock()) for queue in dict.fromkeys(queues)
         ]
         hosts = WatchedHosts(airflow, dagster)
         session.run(_read(watched, hosts))
@@ -106,34 +100,13 @@ def _watch(
         return
 
 
-def cloudwatch(arn: str, profile: str | None) -> AskCloudWatch:
-    """Make a client of CloudWatch for a queue's region, and return what asks it.
-
-    Args:
-        arn: The queue's ARN.
-        profile: The profile of the AWS configuration files; None as boto3 finds out.
-    """
-    import boto3
-
-    session = boto3.Session(profile_name=profile, region_name=queue_reference(arn).region)
-    # One short try: if CloudWatch cannot be reached, as in some private networks, the counts must not wait for it.
-    config = Config(
-        connect_timeout=CLOUDWATCH_SECONDS, read_timeout=CLOUDWATCH_SECONDS, retries={"total_max_attempts": 1}
-    )
-    ask: AskCloudWatch = session.client("cloudwatch", config=config).get_metric_statistics
-    return ask
-
-
 def _table(watched: Sequence[WatchedQueue], screen: Console, *, live: bool) -> Table:
     width = screen.width
     is_wide, is_narrow = width >= _WIDE_COLUMNS, width < _NARROW_COLUMNS
-    has_age = any(queue.readings[-1].oldest_seconds is not None for queue in watched)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=is_narrow)
     table.add_column("\nqueue", overflow="fold")
     for heading in ("\nvisible", "in\nflight", "\ndelayed", "dead\nletters"):
         table.add_column(heading, justify="right", overflow="fold")
-    if has_age:
-        table.add_column("\noldest", justify="right")
     if live and not is_narrow:
         table.add_column("a\nminute", justify="right", no_wrap=True)
         table.add_column("\ntrend", no_wrap=True)
@@ -149,8 +122,6 @@ def _table(watched: Sequence[WatchedQueue], screen: Console, *, live: bool) -> T
         ]
         if reading.dead_letters:
             row[-1].stylize(Mark.BAD)
-        if has_age:
-            row.append(Text("" if reading.oldest_seconds is None else shown_duration(round(reading.oldest_seconds))))
         if live and not is_narrow:
             change = queue.change_a_minute()
             row.append(Text("" if change is None else f"{round(change):+,}" if round(change) else "0"))
@@ -184,8 +155,6 @@ def _below(watched: Sequence[WatchedQueue], interval: float, screen: Console) ->
     for queue in watched:
         if queue.trouble:
             yield Text.assemble(marked(Mark.BAD, screen), f" {queue.name} as it was: {queue.trouble}")
-        if queue.age_trouble:
-            yield Text.assemble(marked(Mark.NOTE, screen), f" No age of {queue.name}: {queue.age_trouble}")
     requests = sum(1 if queue.readings[-1].dead_letters is None else 2 for queue in watched) * 3_600 / interval
     at = datetime.now(tz=UTC).astimezone().strftime("%H:%M:%S")
     yield Text(
@@ -207,7 +176,6 @@ def _as_json(watched: Sequence[WatchedQueue], hosts: WatchedHosts) -> dict[str, 
                 "delayed": queue.readings[-1].attributes.delayed,
                 "dead_letter_arn": queue.readings[-1].attributes.dead_letter_arn,
                 "dead_letters": queue.readings[-1].dead_letters,
-                "oldest_seconds": queue.readings[-1].oldest_seconds,
             }
             for queue in watched
         ],
