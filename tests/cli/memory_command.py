@@ -52,7 +52,6 @@ def _run() -> None:
         patched.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)
         patched.setattr("sqs_lease.blocking.open_transport", lambda client, queue: SlowlySending(queues.sqs))
         patched.setattr("sqs_lease.testing.memory_sqs.MAX_MOVES_PER_SECOND", per_second)
-        patched.setattr("sqs_lease.cli.watch.cloudwatch", lambda arn, profile: lambda **_: {})
         patched.setattr(sys, "argv", ["sqs-lease", *sys.argv[3:]])
         main()
 

@@ -166,7 +166,7 @@ def test_the_wheel_installs_the_command() -> None:
 
 
 @pytest.mark.parametrize("option", ["--region", "--profile", "--endpoint-url"])
-@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive", "watch"])
+@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive"])
 def test_an_empty_option_is_not_silently_the_default(command: str, option: str) -> None:
     ran = sqs_lease(command, "orders", option, "")
 

@@ -90,12 +90,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_json_line(value: Any) -> None:
-    """Print one JSON document on one line, at once: for commands that go on printing."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
 def print_error(message: str) -> None:
     """Print one line to standard error, never wrapped."""
     line = Text.assemble(("Error: ", "bold red"), _one_line(message))
