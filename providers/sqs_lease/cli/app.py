@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from sqs_lease.cli.abandon import abandon
 from sqs_lease.cli.doctor import doctor
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
 from sqs_lease.cli.peek import peek
@@ -72,4 +71,3 @@ app.command()(policy)
 app.command()(plan)
 app.command()(peek)
 app.command()(redrive)
-app.command()(abandon)
