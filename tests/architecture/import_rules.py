@@ -111,7 +111,7 @@ LAYERS: Final = {
     "cli": Layer(
         layers=BASE | {"blocking"},
         distributions=frozenset({"botocore", "rich", "typer"}),
-        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib"}),
+        late=frozenset({"airflow", "cryptography", "dagster", "packaging"}),
     ),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""
