@@ -109,9 +109,9 @@ LAYERS: Final = {
         distributions=frozenset({"botocore", "hypothesis", "pyarrow", "pyspark", "pytest"}),
     ),
     "cli": Layer(
-        layers=BASE | {"batch_files", "blocking", "ingestion"},
-        distributions=frozenset({"boto3", "botocore", "rich", "typer"}),
-        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib", "spark"}),
+        layers=BASE | {"blocking"},
+        distributions=frozenset({"botocore", "rich", "typer"}),
+        late=frozenset({"airflow", "cryptography", "dagster", "packaging"}),
     ),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""
