@@ -154,8 +154,8 @@ def sqs_lease_executor(
 
     Raises:
         TypeError: ``queue``, ``workspace`` or ``around`` is of another type.
-        ValueError: An argument is out of range, ``max_concurrent`` is given with ``around``, or ``around`` runs steps in
-            containers or on other machines.
+        ValueError: An argument is out of range, ``max_concurrent`` is given with ``around``, or ``around`` runs steps
+            in containers or on other machines.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     check_queue_resource(queue, "sqs_lease_executor")
@@ -356,7 +356,12 @@ def _is_whole(
 
 
 def _settle(
-    batch: OwnLeasedBatch, ends: StepEnds, folder: BatchFolder, plan_context: PlanOrchestrationContext, *, is_whole: bool
+    batch: OwnLeasedBatch,
+    ends: StepEnds,
+    folder: BatchFolder,
+    plan_context: PlanOrchestrationContext,
+    *,
+    is_whole: bool,
 ) -> None:
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces(), is_whole=is_whole)
     if any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context):
