@@ -61,7 +61,6 @@ class Loading:
             from may be gone because another batch has them. False, the default, where nobody cleans up.
         store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
         before_commit: Called right before anything is committed; prevents it by an error.
-        begin_step: Told what is done from now on, for people.
     """
 
     table: Table[Any]
@@ -72,7 +71,6 @@ class Loading:
     asks_of_rejects: bool = False
     store_rejects: Callable[[pa.Table], object] | None = None
     before_commit: Callable[[], object] = lambda: None
-    begin_step: Callable[[str], object] = lambda _: None
 
     def load(self, parse: Parse) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
@@ -151,7 +149,6 @@ class Loading:
         ours_before = 0
         try:
             while True:
-                self.begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
                 known = only(looked_up.known, part)
                 known_ids = known["message_id"]
@@ -165,7 +162,6 @@ class Loading:
                 left_out = together(known_ids, others)
                 try:
                     if parsed is None:
-                        self.begin_step("parsing and writing rows")
                         parsed = parse(self.table, left_out, self.batch_id)
                         asked_of_rejects = not self.asks_of_rejects
                     rejected = without(parsed.rejected, left_out)
@@ -184,17 +180,14 @@ class Loading:
                 entries = fates.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
                     self.before_commit()
-                    self.begin_step("storing rejects")
                     self.store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
                     self.before_commit()
-                    self.begin_step("committing")
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken as overtaken:
-                        self.begin_step("waiting for others who write the table")
                         writers.again(str(overtaken) or "somebody else committed")
                         continue
                     committed = True
