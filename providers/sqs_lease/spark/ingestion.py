@@ -39,10 +39,10 @@ from sqs_lease.ingestion.result import CleanUp, StoredResult
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
+from sqs_lease.spark.job_watch import StillHeld, watched_jobs
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
-from sqs_lease.spark.progress import StillHeld, watched_jobs
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
