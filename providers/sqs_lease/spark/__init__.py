@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sqs_lease.spark.batch_reader import BatchDataSource
     from sqs_lease.spark.columns import NOTHING_TO_STORE
     from sqs_lease.spark.errors import (
         BatchIdReusedError,
@@ -51,7 +50,6 @@ __all__ = [
     "NOTHING_TO_STORE",
     "ArrayElements",
     "AttributeColumns",
-    "BatchDataSource",
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
@@ -94,7 +92,6 @@ __all__ = [
 
 # The modules of the names that are exported.
 _MODULES: Final = {
-    "batch_reader": "BatchDataSource",
     "columns": "NOTHING_TO_STORE",
     "errors": "BatchIdReusedError IngestionError JavaError LeaseLostError ReconciliationError RowsRefusedError "
     "SchemaError TableError WorkspaceError",
