@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from demo.sqs_server import SqsServer
-from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import DeltaSink, JsonSource, ingest
+from sqs_lease.core.messages import Message
+from sqs_lease.spark import DeltaSink, ingest
 from tests.docs.test_examples import ROOT, blocks
 from tests.spark.samples import message
 from tests.spark.sources.s3_messages import direct, record
@@ -88,21 +88,3 @@ def test_objects_from_before_and_those_told_of_are_stored_once(
     position.unlink()
     fill()
     assert order_ids(tmp_path / "orders") == [1, 2, 3, 4]
-
-
-def test_rejects_are_ingested_after_the_fix(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
-    orders, rejects, workspace = DeltaSink(tmp_path / "o"), DeltaSink(tmp_path / "r"), tmp_path / "workspace"
-    wrong = JsonSource("order_id BIGINT NOT NULL, customer STRING, total DECIMAL(10, 2)", new_fields="reject")
-    sent = {"SentTimestamp": str(int(datetime.now(UTC).timestamp() * 1000))}
-    batch = [
-        Message(Receipt("m1", "h"), '{"order_id": 1, "total": 9.5}', sent),
-        Message(Receipt("m2", "h"), '{"order_id": 2, "total": 9.5, "coupon": "x"}', sent),
-    ]
-    ingest(spark, batch, source=wrong, sink=orders, rejects=rejects, workspace=workspace)
-
-    assert [names["ingest_rejects"](spark, orders, rejects, workspace).rows for _ in range(2)] == [1, 0]
-
-    assert order_ids(tmp_path / "o") == [1, 2]
-    stored = DeltaTable(str(tmp_path / "r")).to_pyarrow_table(columns=["body", "reason", "_message_id", "_sent_at"])
-    spark.createDataFrame(stored).createOrReplaceTempView("rejected_orders")
-    assert list(names["those_without_a_total"](spark, "rejected_orders")) == []

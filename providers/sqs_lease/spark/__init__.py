@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sqs_lease.spark.ingestion import IngestResult, ingest
     from sqs_lease.spark.java_home import require_java
     from sqs_lease.spark.ledger import Ledger
-    from sqs_lease.spark.rejected import rejected_messages
     from sqs_lease.spark.session import local_session
     from sqs_lease.spark.sinks.delta.sink import DeltaSink, DeltaTarget
     from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
@@ -86,7 +85,6 @@ __all__ = [
     "ingest",
     "listed_objects",
     "local_session",
-    "rejected_messages",
     "require_java",
 ]
 
@@ -98,7 +96,6 @@ _MODULES: Final = {
     "ingestion": "IngestResult ingest",
     "java_home": "require_java",
     "ledger": "Ledger",
-    "rejected": "rejected_messages",
     "session": "local_session",
     "sinks.delta.sink": "DeltaSink DeltaTarget",
     "sinks.iceberg_sink": "IcebergSink",
