@@ -34,13 +34,7 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sources.functions import ParserSource, SparkSource
     from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
-    from sqs_lease.spark.sources.s3_events import (
-        ExtendedClientSource,
-        ListedObjects,
-        S3EventsSource,
-        S3Read,
-        listed_objects,
-    )
+    from sqs_lease.spark.sources.s3_events import ExtendedClientSource, S3EventsSource, S3Read
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
     from sqs_lease.spark.sources.whole_bodies import TextSource, VariantSource
@@ -61,7 +55,6 @@ __all__ = [
     "JsonSource",
     "LeaseLostError",
     "Ledger",
-    "ListedObjects",
     "NativeDeltaSink",
     "Overtaken",
     "ParquetSink",
@@ -83,7 +76,6 @@ __all__ = [
     "WorkspaceError",
     "WriteAheadSink",
     "ingest",
-    "listed_objects",
     "local_session",
     "require_java",
 ]
@@ -109,7 +101,7 @@ _MODULES: Final = {
     "sources.functions": "ParserSource SparkSource",
     "sources.json": "JsonSource",
     "sources.pinned_schema": "InferredSchema",
-    "sources.s3_events": "ExtendedClientSource ListedObjects S3EventsSource S3Read listed_objects",
+    "sources.s3_events": "ExtendedClientSource S3EventsSource S3Read",
     "sources.sns": "SnsEnvelope",
     "sources.source": "Source",
     "sources.whole_bodies": "TextSource VariantSource",

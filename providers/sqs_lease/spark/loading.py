@@ -85,17 +85,14 @@ class Loading:
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
-            now = self.keys.foremost(rest)
-            loaded.append(self._load_or_divide(now, parse))
-            rest = without(rest, now)
-            keys = self.keys.of(rest)
-            # The table has these keys by now, but for those of rejects, of now or of an earlier try. Of other keys it
-            # is asked once more.
-            has_come = is_among(keys, self.keys.of(now))
+            firsts = self.keys.firsts(rest)
+            loaded.append(self._load_or_divide(firsts, parse))
+            rest = without(rest, firsts)
+            # The table has the others' keys by now, but for those of rejects, of now or of an earlier try.
             known = loaded[-1].known
             earlier = known["message_id"].filter(pc.equal(known["outcome"], REJECTED))
             rejected = together(loaded[-1].rejected["message_id"], earlier)
-            is_wanted = pc.or_(pc.invert(has_come), is_among(keys, self.keys.of(rejected)))
+            is_wanted = is_among(self.keys.of(rest), self.keys.of(rejected))
             loaded[-1] = replace(
                 loaded[-1], known=pa.concat_tables([loaded[-1].known, repeated(rest.filter(pc.invert(is_wanted)))])
             )

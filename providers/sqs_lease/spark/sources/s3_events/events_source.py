@@ -95,9 +95,8 @@ class S3EventsSource(FixedSource):
 
     Exactly once holds for objects: two messages that tell of the same writing of the same objects bring their records
     once (S3 may send a notification twice), by the version of an object or else by the notification's ``sequencer``. An
-    object that was written twice brings the records of both. Messages of :func:`.listing.listed_objects` are taken,
-    too, and an object that is both listed and told of brings its records once. The columns ``_s3_bucket``,
-    ``_s3_key`` and ``_s3_version_id`` (null without versions) tell where a row is from.
+    object that was written twice brings the records of both. The columns ``_s3_bucket``, ``_s3_key`` and
+    ``_s3_version_id`` (null without versions) tell where a row is from.
 
     Attributes:
         format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"json"`` (an array of objects, or
