@@ -90,7 +90,6 @@ LAYERS: Final = {
                 "boto3",
                 "botocore",
                 "dagster_pipes",
-                "defusedxml",
                 "deltalake",
                 "fastavro",
                 "jiter",

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
-from xml.etree.ElementTree import fromstring
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -16,7 +15,7 @@ import pytest
 
 from sqs_lease.spark.sources.s3_events import contents
 from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
-from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines, XmlRows
+from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
 from tests.spark.sources.object_files import avro_file, orc_file
 
 ID_NAME = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -344,66 +343,6 @@ class TestJsonDocument:
         monkeypatch.setattr(contents, "LONGEST_DOCUMENT_BYTES", 10)
 
         assert "write one object a line" in fault(JsonDocument(), b'[{"id": 123456}]')
-
-
-class TestXmlRows:
-    def test_each_element_of_the_name_is_a_record(self) -> None:
-        document = b"""<?xml version="1.0"?>
-            <s:orders xmlns:s="urn:shop"><meta><created>today</created></meta>
-              <s:order n="1"><id>1</id><order><id>inner</id></order></s:order> text
-              <s:order n="2"><id>&lt;2&gt;</id></s:order>
-            </s:orders>"""
-
-        found = [fromstring(row[contents.LINE]) for row in rows(XmlRows("order"), document)]
-
-        assert [(one.attrib, one.findtext("id")) for one in found] == [({"n": "1"}, "1"), ({"n": "2"}, "<2>")]
-
-    def test_nothing_in_it(self) -> None:
-        assert rows(XmlRows("row"), b"") == []
-        assert rows(XmlRows("row"), b"<rows/>") == []
-
-    def test_the_root_may_be_the_record(self) -> None:
-        assert len(rows(XmlRows("row"), b"<row><id>1</id></row>")) == 1
-
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            (b"<rows><row>secret</rows>", "not XML, at line 1"),
-            (b"<rows>\n<row/>\n", "not XML, at line 3"),
-            (b"secret", "not XML, at line 1"),
-            (b'<!DOCTYPE x [<!ENTITY a "secret">]><rows><row>&a;</row></rows>', "has a document type"),
-            (b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><rows><row/></rows>', "has a document type"),
-        ],
-    )
-    def test_what_is_wrong_is_said_without_quoting_it(self, content: bytes, says: str) -> None:
-        said = fault(XmlRows("row"), content)
-
-        assert says in said
-        assert "secret" not in said
-
-    def test_of_a_value_that_stands_twice_none_is_lost(self) -> None:
-        content = b"<rows><row><tag>secret</tag><tag>b</tag><id>1</id></row></rows>"
-
-        assert len(rows(XmlRows("row", frozenset({("id",)})), content)) == 1
-        assert fault(XmlRows("row", frozenset({("id",), ("tag",)})), content) == (
-            "a record has tag twice, and the column holds one value"
-        )
-
-    def test_nor_of_one_inside_of_another(self) -> None:
-        once = frozenset({("town",), ("town", "name"), ("lines", "id")})
-        good = b"<row><town><name>a</name></town><lines><id>1</id></lines><lines><id>2</id></lines></row>"
-
-        assert len(rows(XmlRows("row", once), good)) == 1
-        for bad, where in (
-            (b"<row><town><name>secret</name><x:name xmlns:x='y'>b</x:name></town></row>", "town.name"),
-            (b"<row><lines><id>1</id></lines><lines><id>2</id><id>3</id></lines></row>", "lines.id"),
-        ):
-            assert fault(XmlRows("row", once), bad) == f"a record has {where} twice, and the column holds one value"
-
-    def test_what_was_read_is_not_kept(self) -> None:
-        many = b"<rows>" + b"<row><id>1</id></row>" * 25_000 + b"</rows>"
-
-        assert len(rows(XmlRows("row"), many)) == 25_000
 
 
 def record_file(fields: dict[str, Any], *records: dict[str, Any], codec: str = "null") -> bytes:

@@ -323,7 +323,7 @@ class TestOnSpark:
             assert (row["id"], row["day"], row["at"].astimezone(UTC), row["amount"]) == (1, day, SENT, None)
             assert outcome.rejected == {"bad": "required, but missing or null: id"}
 
-    def test_json_documents_xml_orc_and_avro(
+    def test_json_documents_orc_and_avro(
         self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any]
     ) -> None:
         schema = "id BIGINT NOT NULL, at TIMESTAMP, price DECIMAL(6,2)"
@@ -342,11 +342,6 @@ class TestOnSpark:
                 b'[{"id": 1,\n "at": "2026-01-02T03:04:05Z"}]',
                 b'[{"id": 1}, {"id": null}]',
                 "required, but missing or null: id",
-            ),
-            "xml": (
-                b"<rows><row><id>1</id><at>2026-01-02T03:04:05Z</at></row></rows>",
-                b"<rows><row><id>1</id></row><row><id>x</id></row></rows>",
-                "a value is not of the type in the schema",
             ),
             "orc": (orc_file(table), orc_file(no_id), "required, but missing or null: id"),
             "avro": (
@@ -370,9 +365,7 @@ class TestOnSpark:
             assert (row["id"], row["at"].astimezone(UTC), row["price"]) == (1, SENT, None), format_
             assert outcome.rejected == {"bad": reason}, format_
 
-    @pytest.mark.parametrize(
-        ("format_", "content"), [("jsonl", b'{"id": 1}'), ("csv", b"id\n1\n"), ("xml", b"<row><id>1</id></row>")]
-    )
+    @pytest.mark.parametrize(("format_", "content"), [("jsonl", b'{"id": 1}'), ("csv", b"id\n1\n")])
     def test_columns_of_the_key(
         self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any], format_: Any, content: bytes
     ) -> None:
@@ -431,10 +424,8 @@ def test_a_schema_that_cannot_be_used_is_refused_at_once(spark: SparkSession, sc
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="format must be one of jsonl, json, xml, csv, parquet, orc, avro"):
+    with pytest.raises(ValueError, match="format must be one of jsonl, json, csv, parquet, orc, avro"):
         S3EventsSource("excel", "id INT")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="row_tag is empty"):
-        S3EventsSource("xml", "id INT", read={"row_tag": ""})
     with pytest.raises(ValueError, match="delimiter must be one character"):
         S3EventsSource("csv", "id INT", read={"delimiter": ""})
     with pytest.raises(ValueError, match="at least 1"):

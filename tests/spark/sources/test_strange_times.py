@@ -130,19 +130,6 @@ def test_of_avro(place: Place, bucket: str) -> None:
     assert (stored["at"].astimezone(UTC), stored["day"]) == (LAST, date(9999, 12, 31))
 
 
-def test_of_xml(place: Place, bucket: str) -> None:
-    contents = {
-        "last": b"<row><at>9999-12-31T23:59:59.999999Z</at><day>9999-12-31</day></row>",
-        "at": b"<row><at>+10000-01-01T00:00:00Z</at></row>",
-        "day": b"<row><day>+10000-01-01</day></row>",
-    }
-
-    reasons = told(place, bucket, "xml", contents)
-
-    assert reasons == {"at": f"{REASON}at", "day": f"{REASON}day"}
-    assert [row["day"] for row in rows(place.table)] == [date(9999, 12, 31)]
-
-
 def test_of_json(place: Place) -> None:
     bodies = {"last": {"day": "9999-12-31"}, "day": {"day": "+10000-01-01"}, "at": {"at": "+10000-01-01T00:00:00Z"}}
 
