@@ -91,7 +91,6 @@ LAYERS: Final = {
                 "botocore",
                 "dagster_pipes",
                 "deltalake",
-                "fastavro",
                 "jiter",
                 "msgspec",
                 "numpy",

@@ -265,7 +265,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
     "text": Kind(optional={"column": _text}),
     "variant": Kind(optional={"column": _text}),
     "s3-events": Kind(
-        required={"format": _one_of("jsonl", "json", "csv", "parquet", "orc", "avro"), "schema": _text},
+        required={"format": _one_of("jsonl", "json", "csv", "parquet"), "schema": _text},
         optional={
             "path_columns": _text,
             "read": _read,

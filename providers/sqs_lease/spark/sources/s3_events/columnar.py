@@ -1,118 +1,42 @@
-"""Makes rows of the contents of objects whose files know the types of their columns: Parquet, ORC and Avro."""
+"""Makes rows of the contents of Parquet files, which know the types of their columns."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import IO, Any, Final, TypeAlias
-from uuid import UUID
+from typing import IO, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from sqs_lease.spark.columns import STRANGE_TIME
 from sqs_lease.spark.sources.s3_events.contents import BATCH_ROWS, BadContentError, check_columns, faults_named
-
-Batches: TypeAlias = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
-"""Reads some columns of a file."""
 
 
 @dataclass(frozen=True)
-class Columnar:
-    """Files that are matched by the names of their columns, and converted where nothing is lost.
+class Parquet:
+    """Parquet files, whose columns are matched by name and converted where nothing is lost.
 
     Attributes:
         schema: The columns; further ones of the file are ignored, and those that it has not are null.
         required: Those that the file must have.
-        opened: Opens a file: the names of its columns, and what reads them.
     """
 
     schema: pa.Schema
     required: Sequence[str]
-    opened: Callable[[IO[bytes]], tuple[Sequence[str], Batches]]
 
     def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
         """See :class:`.contents.Format`."""
-        found, batches = self.opened(file)
+        with faults_named("Parquet"):
+            content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
+            found = content.schema_arrow.names
         check_columns(found, self.schema, self.required, "file")
-        for batch in batches([name for name in self.schema.names if name in found]):
+        for batch in _batches(content, [name for name in self.schema.names if name in found]):
             yield _converted(batch, self.schema)
 
 
-def parquet(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
-    """Open a Parquet file."""
+def _batches(content: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with faults_named("Parquet"):
-        content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
-        found = content.schema_arrow.names
-
-    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with faults_named("Parquet"):
-            yield from content.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False)
-
-    return found, batches
-
-
-def orc(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
-    """Open an ORC file. A stripe is in memory as a whole."""
-    # Not a part of every build of pyarrow.
-    from pyarrow.orc import ORCFile  # type: ignore[import-untyped]
-
-    with faults_named("ORC"):
-        content = ORCFile(pa.PythonFile(file, mode="r"))
-        found = content.schema.names
-
-    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for number in range(content.nstripes):
-            with faults_named("ORC"):
-                try:
-                    stripe = content.read_stripe(number, columns=wanted)
-                except pa.ArrowInvalid as error:
-                    # It reads times in nanoseconds; what it cannot read so is not damaged.
-                    if "nanosecond" not in str(error):
-                        raise
-                    raise BadContentError(
-                        "a time beyond the years 1677 to 2262, which is as far as ORC is read"
-                    ) from None
-            for start in range(0, stripe.num_rows, BATCH_ROWS):
-                yield stripe.slice(start, BATCH_ROWS)
-
-    return found, batches
-
-
-def avro(file: IO[bytes]) -> tuple[Sequence[str], Batches]:
-    """Open an Avro file; of the logical types, those that Spark has are read."""
-    # Only users of Avro need the package.
-    import fastavro
-
-    file.seek(0)
-    with _avro_faults():
-        content = fastavro.reader(file)
-        written: Any = content.writer_schema
-    if not isinstance(written, Mapping) or written.get("type") != "record":
-        raise BadContentError("the values of the file are no records")
-    found = {its["name"]: its["type"] for its in written["fields"]}
-
-    def batches(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        named: dict[str, Any] = {}
-        with _avro_faults():
-            # All of them, in their order: a type is described where it is used first.
-            types = {name: _avro_type(kind, named) for name, kind in found.items()}
-        for name in wanted:
-            if types[name] is None:
-                raise BadContentError(f"column {name} is of a type that Spark does not have")
-        schema = pa.schema([(name, types[name]) for name in wanted])
-        while True:
-            with _avro_faults():
-                records: list[Any] = list(islice(content, BATCH_ROWS))
-                columns = [pa.array([_avro_value(row[its.name]) for row in records], its.type) for its in schema]
-            if not records:
-                return
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-    return list(found), batches
+        yield from content.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
 
 
 def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -185,91 +109,9 @@ def _kind(kind: pa.DataType) -> str:
     return next((name for name, test in sorts.items() if test(kind)), str(kind))
 
 
-_PYTHONS_YEARS: Final = re.compile(r"year -?\d+ is out of range|ordinal must be")
 _FITTING: Final = {
     "double": {"double", "float", "integer"},
     "float": {"float", "integer"},
     "decimal": {"decimal", "integer"},
 }
 _ANY_INTEGER: Final = pa.decimal128(20, 0)
-
-_AVRO: Final = {
-    "null": pa.null(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-    "enum": pa.string(),
-    "fixed": pa.binary(),
-}
-_AVRO_LOGICAL: Final = {
-    "date": pa.date32(),
-    "timestamp-millis": pa.timestamp("us", tz="UTC"),
-    "timestamp-micros": pa.timestamp("us", tz="UTC"),
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
-    "uuid": pa.string(),
-}
-"""Of Avro 1.12 ("Logical Types"). Spark has no time of day, and no duration."""
-
-
-def _avro_type(kind: Any, named: dict[str, Any]) -> Any:
-    """The Arrow type for one that a file describes; None for one that Spark does not have. New names are added."""
-    if isinstance(kind, str):
-        return named.get(kind, _AVRO.get(kind))
-    if isinstance(kind, list):
-        translated = [_avro_type(one, named) for one in kind]
-        others = [one for one in translated if one != pa.null()]
-        return others[0] if len(others) == 1 else None
-    described = _avro_described(kind, named)
-    if "name" in kind:
-        named[kind["name"]] = described
-    return described
-
-
-def _avro_described(kind: Mapping[str, Any], named: dict[str, Any]) -> Any:
-    logical = kind.get("logicalType")
-    if logical == "decimal":
-        return pa.decimal128(kind["precision"], kind.get("scale", 0))
-    if logical is not None:
-        return _AVRO_LOGICAL.get(logical)
-    match kind["type"]:
-        case "record":
-            fields = [(its["name"], _avro_type(its["type"], named)) for its in kind["fields"]]
-            return None if any(its is None for _, its in fields) else pa.struct(fields)
-        case "array":
-            element = _avro_type(kind["items"], named)
-            return None if element is None else pa.list_(element)
-        case "map":
-            value = _avro_type(kind["values"], named)
-            return None if value is None else pa.map_(pa.string(), value)
-        case other:
-            return _avro_type(other, named)
-
-
-def _avro_value(value: Any) -> Any:
-    """A value as pyarrow takes it, whatever it is inside of."""
-    if isinstance(value, dict):
-        return {name: _avro_value(its) for name, its in value.items()}
-    if isinstance(value, list):
-        return [_avro_value(its) for its in value]
-    return str(value) if isinstance(value, UUID) else value
-
-
-@contextmanager
-def _avro_faults() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ImportError, MemoryError):
-        # Of the machine, and not of the file.
-        raise
-    except (OverflowError, ValueError) as error:
-        # Python's own, of times and of dates.
-        if isinstance(error, OverflowError) or _PYTHONS_YEARS.search(str(error)):
-            raise BadContentError(STRANGE_TIME) from None
-        raise BadContentError("not Avro, or damaged") from None
-    except Exception:  # noqa: BLE001 - each codec's package has exceptions of its own
-        raise BadContentError("not Avro, or damaged") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Final, Literal, get_args
 
 from pyspark.sql import DataFrame
@@ -17,7 +16,7 @@ from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
 from sqs_lease.spark.sources.json import flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
-from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
+from sqs_lease.spark.sources.s3_events.columnar import Parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.s3_events.object_rows import (
@@ -32,7 +31,7 @@ from sqs_lease.spark.sources.s3_events.object_rows import (
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
-ObjectFormat = Literal["jsonl", "json", "csv", "parquet", "orc", "avro"]
+ObjectFormat = Literal["jsonl", "json", "csv", "parquet"]
 """What the objects are."""
 
 _FORMATS: Final = get_args(ObjectFormat)
@@ -43,8 +42,6 @@ _OBJECT_COLUMNS: Final = (
 )
 _JSON: Final = ("jsonl", "json")
 
-_COLUMNAR: Final = {"parquet": parquet, "orc": orc, "avro": avro}
-_PACKAGES: Final = {"avro": "fastavro"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
 
@@ -67,8 +64,8 @@ class S3EventsSource(FixedSource):
 
     Attributes:
         format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"json"`` (an array of objects, or
-            one object, over any lines), ``"csv"`` (in UTF-8, with a header), ``"parquet"``, ``"orc"`` or ``"avro"``
-            (needs ``sqs-lease[avro]``). An object of the first three whose key ends in ``.gz`` is decompressed.
+            one object, over any lines), ``"csv"`` (in UTF-8, with a header) or ``"parquet"``. An object of the first
+            three whose key ends in ``.gz`` is decompressed.
         schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
             ignored. CSV has no nested columns and no ``BINARY``.
         path_columns: Further columns, in the same notation, whose values are in the keys of the objects, as Hive's
@@ -123,11 +120,6 @@ class S3EventsSource(FixedSource):
 
     def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
-        if (package := _PACKAGES.get(self.format)) and find_spec(package) is None:
-            raise SchemaError(
-                f"the format {self.format} needs the package {package}: install sqs-lease[{self.format}] where the "
-                "driver and the executors run"
-            )
         columns = self._record()
         path = self._path()
         for its in path.fields:
@@ -184,8 +176,8 @@ class S3EventsSource(FixedSource):
             case "json":
                 return JsonDocument()
         required = [its.name for its in record.fields if not its.nullable]
-        if opened := _COLUMNAR.get(self.format):
-            return Columnar(arrow_schema(record), required, opened)
+        if self.format == "parquet":
+            return Parquet(arrow_schema(record), required)
         for its in record.fields:
             if isinstance(its.dataType, _NOT_IN_TEXT):
                 raise SchemaError(f"column {its.name}: CSV cannot hold the type {its.dataType.simpleString()}")
