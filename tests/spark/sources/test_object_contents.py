@@ -13,8 +13,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.sources.s3_events import contents
-from sqs_lease.spark.sources.s3_events.columnar import Parquet
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
+from sqs_lease.spark.sources.s3_events.parquet import Parquet
 
 ID_NAME = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

@@ -15,8 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark.sources.s3_events.columnar import Parquet
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
+from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from tests.form import FULL_FORM
 
 EXAMPLES = 5_000 if FULL_FORM else 150

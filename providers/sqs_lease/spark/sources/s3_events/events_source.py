@@ -16,7 +16,6 @@ from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
 from sqs_lease.spark.sources.json import flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
-from sqs_lease.spark.sources.s3_events.columnar import Parquet
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.s3_events.object_rows import (
@@ -29,6 +28,7 @@ from sqs_lease.spark.sources.s3_events.object_rows import (
     S3Read,
 )
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
+from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
 ObjectFormat = Literal["jsonl", "json", "csv", "parquet"]
