@@ -82,7 +82,7 @@ ROOMS: Final = {
     "older_airflow": Room((), ("tests/older_airflow",), ("apache-airflow", "boto3"), ("pytest", "pytest-timeout")),
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
-        ("avro", "connect", "java", "postgres", "spark", "xml"),
+        ("connect", "java", "postgres", "spark"),
         ("tests/spark",),
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),

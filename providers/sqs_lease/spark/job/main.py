@@ -33,8 +33,8 @@ from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.error_text import EXPECTED, note_what_was_raised, one_line, trace
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
+from sqs_lease.spark.job_watch import cancel_everything
 from sqs_lease.spark.paths import write_whole
-from sqs_lease.spark.progress import cancel_everything
 from sqs_lease.spark.session import driver_session
 from sqs_lease.spark.sinks.sink import Sink
 from sqs_lease.spark.sources.source import Source

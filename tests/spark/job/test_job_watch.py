@@ -15,8 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 
-from sqs_lease.spark import LeaseLostError, progress
-from sqs_lease.spark.progress import REPORT_SECONDS, Report, watched_jobs
+from sqs_lease.spark import LeaseLostError, job_watch
+from sqs_lease.spark.job_watch import REPORT_SECONDS, Report, watched_jobs
 from tests.spark.samples import Place, good
 
 RELEASED = "released"
@@ -61,7 +61,7 @@ def no_jobs(spark: SparkSession) -> bool:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TICK_SECONDS", "REPORT_SECONDS", "HELD_SECONDS"):
-        monkeypatch.setattr(progress, name, 0.05)
+        monkeypatch.setattr(job_watch, name, 0.05)
 
 
 @pytest.mark.usefixtures("often")
@@ -76,12 +76,12 @@ def test_a_stage_under_way_is_in_the_log(spark: SparkSession, tmp_path: Path, ca
                 released.touch()
 
     handler = Releasing()
-    progress.logger.addHandler(handler)
+    job_watch.logger.addHandler(handler)
     try:
         with caplog.at_level(logging.INFO), watched_jobs(spark, "batch a"):
             assert run_until(spark, released) == 2
     finally:
-        progress.logger.removeHandler(handler)
+        job_watch.logger.removeHandler(handler)
     assert any(text.startswith("batch a: stage ") for text in caplog.messages)
 
 

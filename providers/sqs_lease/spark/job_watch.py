@@ -1,12 +1,8 @@
-"""Watches the Spark jobs of one ingestion: says how far they are, and cancels them when their result is not wanted.
+"""Watches the Spark jobs of one ingestion: logs how far they are, and cancels them when their result is not wanted.
 
 They are not wanted any more when the block in which they run is left by an exception (a user interrupts it), or when
 the messages are held no longer, because somebody else may have them by then. Whatever is asked of Spark here is asked
 from a thread of its own, because the thread that ingests waits for Spark's answer meanwhile.
-
-The log says how far they are, and a line in a terminal or a notebook, as Spark's own shell has for its stages: it is
-written to standard error, over and over at the same place, and removed at the end. Where nobody looks at standard error
-(a log file, a pipe, the worker of an orchestrator) no line is written.
 
 Jobs are cancelled by their job group in a session of the classic kind, and with all that the session runs through
 Spark Connect, where nobody else uses it.
@@ -15,13 +11,11 @@ Spark Connect, where nobody else uses it.
 from __future__ import annotations
 
 import logging
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any, Final, TextIO, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -41,11 +35,6 @@ HELD_SECONDS: Final = 5.0
 
 _END_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.05
-_SHOWN_NAME_CHARACTERS: Final = 24
-_BAR_CHARACTERS: Final = 30
-_NOTEBOOK_COLUMNS: Final = 100
-# What standard error is an object of in a notebook; it says that it is no terminal, and can be written over.
-_NOTEBOOK: Final = "ipykernel."
 
 StillHeld: TypeAlias = Callable[[], object]
 """Says by a true value that the messages are still held. It is called from a thread of its own, and may block."""
@@ -58,19 +47,13 @@ class Watch:
     """What the code that ingests asks of the watcher of its jobs.
 
     Attributes:
-        step: What the work does now, for people; empty as long as it did not say.
         lost: Whether it is known that the messages are held no longer.
     """
 
     def __init__(self, name: str, still_held: StillHeld | None) -> None:
-        self.step = ""
         self.lost = False
         self._name = name
         self._still_held = still_held
-
-    def begin_step(self, step: str) -> None:
-        """Say what the work does from now on, for people."""
-        self.step = step
 
     def look(self) -> bool:
         """Ask whether the messages are still held, once it was answered with no: remember that for good.
@@ -99,16 +82,13 @@ class Watch:
 
 
 @contextmanager
-def watched_jobs(
-    spark: SparkSession, name: str, still_held: StillHeld | None = None, bar: ProgressBar | None = None
-) -> Iterator[Watch]:
+def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = None) -> Iterator[Watch]:
     """Watch the Spark jobs that this thread starts in the block.
 
     Args:
         spark: The session of any kind; used by no other thread meanwhile.
         name: What log lines and errors call the work, for example ``batch 17``.
         still_held: Asked every few seconds; None where nobody can tell.
-        bar: Shows how far the work is; None where nobody looks.
 
     Raises:
         LeaseLostError: The block was ended by the cancellation of its jobs.
@@ -116,9 +96,7 @@ def watched_jobs(
     watch = Watch(name, still_held)
     engine = _Connect(spark) if _is_connect(spark) else _Classic(spark, name)
     stop = Event()
-    thread = Thread(
-        target=_attend, args=(watch, engine, Report(name), bar, stop), name=f"sqs-lease {name}", daemon=True
-    )
+    thread = Thread(target=_attend, args=(watch, engine, Report(name), stop), name=f"sqs-lease {name}", daemon=True)
     engine.begin()
     thread.start()
     try:
@@ -134,8 +112,6 @@ def watched_jobs(
     finally:
         stop.set()
         thread.join(_END_SECONDS)
-        if bar is not None:
-            bar.clear()
         with suppress(Exception):
             # Fails where the connection was interrupted or Spark has ended; there is nothing to take back then.
             engine.end()
@@ -170,56 +146,7 @@ class Report:
             logger.info("%s: %s", self._name, text)
 
 
-class ProgressBar:
-    """One line about one ingestion. It is written by one thread at a time."""
-
-    def __init__(self, name: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name = name if len(name) <= _SHOWN_NAME_CHARACTERS else f"{name[: _SHOWN_NAME_CHARACTERS - 3]}..."
-        self._stream = stream
-        self._clock = clock
-        self._began = clock()
-        self._shown = 0
-
-    def show(self, step: str, stages: Sequence[Stage]) -> None:
-        """Write the line anew: what is done now, and how far the stages that Spark runs are."""
-        done, tasks = sum(stage[1] for stage in stages), sum(stage[2] for stage in stages)
-        text = f"{self._name}: {step or 'begins'}"
-        if tasks:
-            filled = _BAR_CHARACTERS * done // tasks
-            bar = ("=" * filled + ">")[:_BAR_CHARACTERS]
-            text += f" [{bar:<{_BAR_CHARACTERS}}] {done} of {tasks} tasks"
-        self._write(f"{text}, {int(self._clock() - self._began)} s")
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._shown:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        columns = _NOTEBOOK_COLUMNS if _is_notebook(self._stream) else shutil.get_terminal_size().columns
-        # A line that is wrapped could not be written over.
-        text = text[: columns - 1]
-        with suppress(OSError, ValueError):
-            # The terminal may be gone, or the stream be closed; the ingestion goes on.
-            self._stream.write(f"\r{text:<{self._shown}}" + ("" if text else "\r"))
-            self._stream.flush()
-        self._shown = len(text)
-
-
-def progress_bar(name: str) -> ProgressBar | None:
-    """A bar on standard error; None where that is neither a terminal nor a notebook."""
-    stream: TextIO | None = sys.stderr
-    # A process without a console has none.
-    if stream is None or not (stream.isatty() or _is_notebook(stream)):
-        return None
-    return ProgressBar(name, stream)
-
-
-def _is_notebook(stream: TextIO) -> bool:
-    return type(stream).__module__.startswith(_NOTEBOOK)
-
-
-def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, bar: ProgressBar | None, stop: Event) -> None:
+def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, stop: Event) -> None:
     next_look = time.monotonic() + HELD_SECONDS
     while not stop.wait(TICK_SECONDS):
         if not watch.lost and time.monotonic() >= next_look:
@@ -229,11 +156,8 @@ def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, bar: Prog
             if watch.lost:
                 # Again and again, because another job may begin before the thread that starts them notices.
                 engine.cancel()
-            elif bar is not None or report.is_due():
-                stages = tuple(engine.stages())
-                report.say(stages)
-                if bar is not None:
-                    bar.show(watch.step, stages)
+            elif report.is_due():
+                report.say(engine.stages())
         except Exception as error:  # noqa: BLE001 - Spark's errors have no common class, and the work goes on without
             logger.debug("%r while Spark was asked for its progress", error)
 
