@@ -61,9 +61,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def fail(
-    monkeypatch: pytest.MonkeyPatch, call: str, *codes: str, always: str = "", carried_out: bool = False
-) -> None:
+def fail(monkeypatch: pytest.MonkeyPatch, call: str, *codes: str, always: str = "", carried_out: bool = False) -> None:
     """Let the first calls of a kind fail, one for each code, and all later ones where there is a code for them.
 
     Args:

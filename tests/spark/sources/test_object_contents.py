@@ -286,9 +286,7 @@ class TestParquet:
 
         assert fault(Parquet(ID_NAME, []), b"secret") == "not Parquet, or damaged"
         assert fault(Parquet(ID_NAME, []), whole[:-20]) == "not Parquet, or damaged"
-        assert (
-            fault(Parquet(ID_NAME, []), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
-        )
+        assert fault(Parquet(ID_NAME, []), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
 
     def test_a_file_without_rows_has_no_record(self) -> None:
         assert rows(Parquet(ID_NAME, []), parquet_file(ID_NAME.empty_table())) == []

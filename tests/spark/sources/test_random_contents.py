@@ -84,9 +84,7 @@ def bent(content: bytes, random: Random) -> bytes:
                 part * 2,
                 random.randbytes(len(part)),
                 random.randbytes(random.randrange(4)),
-                random.choice(
-                    (b"\x00", b'"', b"\xff\xff\xff\xff", b"\n", b"\r", b",", b"{", b"]", b"\xef\xbb\xbf")
-                ),
+                random.choice((b"\x00", b'"', b"\xff\xff\xff\xff", b"\n", b"\r", b",", b"{", b"]", b"\xef\xbb\xbf")),
             )
         )
     return bytes(changed)
