@@ -6,6 +6,8 @@ deleted first; the lease deletes a message only after it was sent, and gives bac
 
 from __future__ import annotations
 
+from typing import Any
+
 import boto3
 from airflow.sdk import dag, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -37,9 +39,8 @@ def orders_redriven() -> None:
                 if REASON not in reason:
                     batch.release(message)
                     continue
-                sqs.send_message(
-                    QueueUrl=aside, MessageBody=message.body, MessageAttributes=dict(message.message_attributes)
-                )
+                attributes: Any = message.message_attributes
+                sqs.send_message(QueueUrl=aside, MessageBody=message.body, MessageAttributes=attributes)
                 batch.succeed(message)
                 sent += 1
         return sent

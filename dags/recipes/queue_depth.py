@@ -18,7 +18,7 @@ def orders_reported() -> None:
     def few() -> bool:
         sqs = boto3.client("sqs")
         url = sqs.get_queue_url(QueueName="orders")["QueueUrl"]
-        counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        counts: dict[str, str] = {**sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]}
         return sum(int(counts[name]) for name in COUNTED) <= 100
 
     @task.sensor(mode="reschedule", poke_interval=60, timeout=3600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import boto3
@@ -94,7 +94,9 @@ def test_rejects_are_sent_again_after_the_fix_as_the_page_of_the_sinks_does(
 
     page["send_again"](rejects.path, queue)
     received = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"])
-    result = place.ingest(received["Messages"], source=corrected, sink=DeltaSink(orders), rejects=rejects)
+    result = place.ingest(
+        cast("list[dict[str, Any]]", received["Messages"]), source=corrected, sink=DeltaSink(orders), rejects=rejects
+    )
 
     assert (result.received, result.ingested) == (1, 1)
     assert [(row["id"], row["total"]) for row in rows(orders)] == [(1, "9,5")]

@@ -45,6 +45,7 @@ from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, wit
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
+from sqs_lease.spark.sinks.jars import require_spark
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
 from sqs_lease.spark.spark_errors import kind_of
@@ -175,7 +176,8 @@ def ingest(
         ManifestError: The manifest cannot be used.
         ReconciliationError: Not every message is accounted for; nothing was committed.
         SchemaError: The schema cannot be used, or does not fit the table.
-        TableError: The table cannot be used, or others write it for longer than ``longest_wait_seconds``.
+        TableError: The table cannot be used, this Spark has no jars that were tested with its sink, or others write it
+            for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
         TypeError, ValueError: ``messages`` holds something that is no message.
     """
@@ -183,6 +185,8 @@ def ingest(
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
     if not longest_wait_seconds > 0:
         raise ValueError(f"longest_wait_seconds must be more than 0, not {longest_wait_seconds}")
+    for one in (sink, rejects):
+        require_spark(one, spark.version)
     checker = source.checker()
     keys_of = source.keys if isinstance(source, KeyedSource) else None
     with (

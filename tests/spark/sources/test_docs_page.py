@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import boto3
@@ -123,7 +123,7 @@ def test_objects_from_before_the_notifications_are_stored_once(place: Place, on_
     for began in (now - timedelta(days=1), now + timedelta(days=1), now + timedelta(days=1)):
         names["tell_of_objects"](bucket, "orders/", queue, began)
     received = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"])
-    result = place.ingest(received["Messages"], source=source)
+    result = place.ingest(cast("list[dict[str, Any]]", received["Messages"]), source=source)
 
     assert (result.received, result.ingested, result.duplicates) == (4, 2, 2)
     assert sorted(row["id"] for row in rows(place.table)) == [1, 2]
