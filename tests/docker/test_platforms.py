@@ -1,4 +1,4 @@
-"""The files of docker/platforms fit the package, and do what docs/platforms.md says, as far as that shows without the platforms."""
+"""The files of docker/platforms fit the package, and do what docs/platforms.md says, as far as that shows here."""
 
 from __future__ import annotations
 
@@ -171,6 +171,9 @@ def test_the_script_of_a_glue_job_ingests_with_its_arguments(tmp_path: Path, man
         file = tmp_path / name
         file.parent.mkdir(parents=True)
         file.write_text(text)
+        for package in file.relative_to(tmp_path).parents[:-1]:
+            # Without it, the installed package would come first.
+            (tmp_path / package / "__init__.py").touch()
     shutil.copy(PLATFORMS / "glue" / "job.py", tmp_path)
     given = ["--JOB_ID", "j_1", "--manifest", manifest, "--TempDir", "t", "--result", "r", "--spec", "s"]
     run: Any = subprocess.run(

@@ -16,8 +16,7 @@ PACKAGE = ROOT / "providers" / "sqs_lease"
 CAUGHT_WITHIN = {
     *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "GivenBackError"),
     *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
-    *("CommandError", "HostError", "NothingToInferError", "PartitionKeyError"),
-    "TooManyExtensionsError",
+    *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""

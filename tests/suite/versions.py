@@ -62,7 +62,7 @@ class Room:
 
 ROOMS: Final = {
     "core": Room(
-        ("cli", "manifest", "otel", "plot"),
+        ("cli", "manifest", "otel"),
         ("tests/core", "tests/keeper", "tests/sqs", "tests/testing", "tests/simulation"),
         ("boto3", "msgspec", "pyarrow"),
         # Not beside Spark Connect, which wants a newer protobuf than the oldest of them.

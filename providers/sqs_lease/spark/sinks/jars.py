@@ -63,7 +63,7 @@ class SinkOfJars(Protocol):
         """
 
 
-def tested_jars(version: str = pyspark.__version__) -> Jars:
+def tested_jars(version: str = pyspark.__version__) -> Jars:  # noqa: PT028 - it is no test
     """The jars that were tested with a version of Spark: give them to ``spark.jars.packages``.
 
     Args:
