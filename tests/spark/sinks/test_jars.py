@@ -14,7 +14,7 @@ from sqs_lease.spark import IcebergSink, NativeDeltaSink, ParquetSink, TableErro
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job.termination import Termination
 from sqs_lease.spark.sinks import jars
-from sqs_lease.spark.sinks.jars import Jars, require_spark, tested_jars
+from sqs_lease.spark.sinks.jars import Jars, require_spark
 from tests.spark.samples import Place, good
 
 NATIVE = [NativeDeltaSink("/data/orders"), IcebergSink("lake.sales.orders", "/data/ledger")]
@@ -31,14 +31,14 @@ def spark_that_is_too_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["4.0.2", "4.0.2-amzn-0", "4.0.0.dev1"])
 def test_jars_are_made_for_a_minor_version_of_spark(version: str) -> None:
-    found = tested_jars(version)
+    found = jars.tested_jars(version)
     assert "_4.0_2.13:" in found.delta
     assert "-4.0_2.13:" in found.iceberg
 
 
 def test_a_spark_without_jars_is_named_with_those_that_have_some_and_what_to_do() -> None:
     with pytest.raises(TableError) as raised:
-        tested_jars("4.3.0")
+        jars.tested_jars("4.3.0")
     said = str(raised.value)
     assert "4.3.0" in said
     assert "4.0 and 4.1" in said
@@ -48,7 +48,7 @@ def test_a_spark_without_jars_is_named_with_those_that_have_some_and_what_to_do(
 
 def test_without_a_version_it_is_the_pyspark_that_is_installed(spark_that_is_too_new: None) -> None:
     with pytest.raises(TableError, match=f"Spark {pyspark.__version__} .*3.8 and 3.9"):
-        tested_jars()
+        jars.tested_jars()
 
 
 @each_native_sink
