@@ -262,7 +262,7 @@ def test_with_several_source_queues_the_error_asks_for_the_destination(
 def test_groups_keep_their_order(leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders.fifo")
     for number in range(5):
-        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}", message_group_id="a shop")
+        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}", message_group_id="a-shop")
     ran = sqs_lease("redrive", "orders-dead-letters.fifo")
 
     assert "Moved 5 messages back to orders.fifo." in ran.out
@@ -272,7 +272,7 @@ def test_groups_keep_their_order(leased_queues: LeasedQueues) -> None:
 def test_a_second_move_task_is_refused_before_messages_are_received(
     slow_orders: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
-    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url)
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
     ran = sqs_lease("redrive", DEAD)
 
     assert (ran.exit_code, ran.out) == (1, "")
@@ -428,7 +428,7 @@ def test_a_move_task_that_ended_when_it_was_interrupted_is_not_called_stopped(
 
 
 def test_a_move_task_is_cancelled_from_another_shell(slow_orders: LeasedQueue, leased_queues: LeasedQueues) -> None:
-    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url)
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
     ran = sqs_lease("redrive", DEAD, "--cancel")
 
     assert ran.exit_code == 0
@@ -440,7 +440,7 @@ def test_a_move_task_is_cancelled_from_another_shell(slow_orders: LeasedQueue, l
 
 
 def test_cancelling_has_an_answer_for_programs(slow_orders: LeasedQueue, leased_queues: LeasedQueues) -> None:
-    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url)
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
     answers = [json.loads(sqs_lease("redrive", DEAD, "--cancel", "--json").out) for _ in range(2)]
 
     assert [answer["queue_url"] for answer in answers] == [slow_orders.dead_letter_url] * 2
