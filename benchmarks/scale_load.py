@@ -67,7 +67,7 @@ from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.plain_leases import WrittenBatch
-from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import Transport
 
 RECEIVE_TASK: Final = "orders"
 KEEPER_TASK: Final = "orders_keeper"
@@ -235,7 +235,7 @@ class CountingTransport:
 
     def __init__(
         self,
-        transport: RedriveTransport,
+        transport: Transport,
         clock: UndisturbedClock,
         outlook: Callable[[str, Sequence[Receipt]], Outlook],
         calls: Counter[str],
@@ -310,7 +310,7 @@ class Supervisor:
                 return TaskStatesResult(task_states=dict.fromkeys(run_ids or (), asked))
             case GetXCom(run_id=run_id, task_id=task_id, key=key):
                 if key == LEASE_KEY:
-                    return XComResult(key=key, value=self._leases[run_id])
+                    return XComResult(key=key, value=cast("Any", self._leases[run_id]))
                 return XComResult(key=key, value=self._xcoms.get((run_id, task_id, key)))
             case SetXCom(run_id=run_id, task_id=task_id, key=key, value=value):
                 self._xcoms[run_id, task_id, key] = value
@@ -449,10 +449,10 @@ class Triggerer:
         answer = subprocess.run([*command, load], stdout=subprocess.PIPE, check=True, text=True).stdout
         return float(answer.splitlines()[-1])
 
-    async def _open(self, connection: AwsConnection) -> RedriveTransport:
+    async def _open(self, connection: AwsConnection) -> Transport:
         transport = CountingTransport(await open_transport(connection), self._clock, self._outlook, self._calls)
         self._transports.append(transport)
-        return cast("RedriveTransport", transport)
+        return cast("Transport", transport)
 
     def _outlook(self, queue_url: str, receipts: Sequence[Receipt]) -> Outlook:
         (shared,) = self._keepers._keepers.values()  # noqa: SLF001 - nothing else tells when leases fell due

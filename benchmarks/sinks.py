@@ -33,7 +33,6 @@ from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyspark
 from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
@@ -42,7 +41,7 @@ from benchmarks.ingestion import SCHEMA, Files, timed, write_files
 from demo.processes import ROOT
 from sqs_lease.spark import DeltaSink, JsonSource, Sink, ingest, local_session
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
-from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, TESTED
+from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, tested_jars
 from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
 from sqs_lease.spark.sinks.parquet_sink import ParquetSink
 
@@ -223,7 +222,7 @@ class Contest:
 @contextmanager
 def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
     """A local Spark with the jars of Delta and Iceberg, otherwise as `local_session` makes it."""
-    jars = TESTED[pyspark.__version__.rpartition(".")[0]]
+    jars = tested_jars()
     extensions = ",".join(settings["spark.sql.extensions"] for settings in (DELTA_SETTINGS, ICEBERG_SETTINGS))
     settings = {
         **DELTA_SETTINGS,

@@ -15,6 +15,7 @@ case $resolution in
 pinned) options=(--constraint requirements/development.txt) ;;
 lowest) options=(--resolution lowest-direct) ;;
 newest) options=() ;;
+spark-*) options=(--constraint "requirements/platforms/$resolution.txt") ;;
 *)
     # Without the test tools that Airflow pins for its own tests.
     mkdir -p .versions

@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
-from sqs_lease.core.failure_rules import Delete, Expire, FailureRule, Release, Settlement
+from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -528,27 +528,6 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
     def report(self) -> LeaseReport:
         """See :meth:`LeasedBatch.report`."""
         return self._lease.ask(self._count)
-
-    def expire(self, messages: Messages) -> None:
-        """Stop extending messages whose work may or may not go on: they become visible when their leases lapse.
-
-        Messages that are already settled stay settled.
-
-        Args:
-            messages: Messages of this batch, or their ids.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-        """
-        self._lease.settle(self._settlements(messages, Expire()))
-
-    def certain_seconds(self) -> float | None:
-        """How long all held messages stay invisible from now on if no further extension succeeds, in seconds.
-
-        None if no message is held, or if a lease has lapsed.
-        """
-        return self._lease.ask(self._session.batch.certain_seconds)
 
 
 class Consumer(AbstractContextManager["Consumer"]):

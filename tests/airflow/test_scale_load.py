@@ -29,7 +29,7 @@ LOAD: Final = Load(runs=3, messages=25, queues=2, stub_url="http://127.0.0.1:1",
 
 
 def test_each_run_has_a_trigger_of_its_own_leases() -> None:
-    handed = []
+    handed: list[HandedLease] = []
     decode: Callable[[Any], Any] = smart_decode_trigger_kwargs
     for stored in triggers(LOAD, received_at=1.7e9):
         kwargs = {name: decode(value) for name, value in Trigger._decrypt_kwargs(stored).items()}

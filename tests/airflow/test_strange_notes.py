@@ -19,10 +19,8 @@ from airflow.triggers.base import BaseTrigger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqs_lease.airflow.airflow_api.requests import CommsError
+from sqs_lease.airflow.airflow_api.requests import CommsError, seal
 from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.queues.depth import SqsQueueDepthTrigger
-from sqs_lease.airflow.queues.redrive import SqsFilteredMoveTrigger, SqsMoveTaskTrigger
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.receiving.filters import (
     ATTRIBUTE,
@@ -34,15 +32,14 @@ from sqs_lease.airflow.receiving.filters import (
     OpenFilter,
 )
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import HandedLease, seal_leases
+from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, seal_leases
 from sqs_lease.airflow.transfer.payload import (
-    PayloadError,
     messages_of,
     published_bytes,
-    read_leases,
+    read_lease,
     why_unpublishable,
 )
-from sqs_lease.airflow.transfer.progress import Progress, Takeover
+from sqs_lease.airflow.transfer.progress import Progress
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
@@ -53,43 +50,43 @@ from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
 from sqs_lease.daemon_threads import DaemonThreads
 from tests.airflow import filter_functions
+from tests.airflow.handed import handed_lease
+from tests.airflow.virtual_triggerer import RECEIVE
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, outcome_of, said_by
 
 PROGRESS: Final = Progress({0: Outcome.DELETED, 2: Outcome.RELEASED}, 1.7e9, "b1", {"extensions": 3, "late": 1})
 LEASES: Final = [Lease(Receipt(f"m{number}", f"{CONTENT}{number}"), 1.7e9, 1.7e9 + 30) for number in range(2)]
-HANDED: Final = HandedLease("b1", "q", Growing(visibility=30), AwsConnection(), LEASES)
+HANDED: Final = handed_lease(LEASES, batch_id="b1", queue_url="q", written_at=1.7e9)
 
 
 @examples(150)
-@given(near(PROGRESS.encode()), near(Takeover(["b1"], "holder").encode()))
-def test_progress_and_takeover_are_of_their_types_or_refused(progress: Any, takeover: Any) -> None:
+@given(near(PROGRESS.encode()))
+def test_progress_is_of_its_types_or_refused(progress: Any) -> None:
     found = outcome_of(lambda: Progress.decode(progress), CommsError)
     if isinstance(found, Progress):
         assert all(isinstance(outcome, Outcome) for outcome in found.settled.values())
-        assert all(isinstance(lease.deadline, float) for lease in found.with_known_deadlines(LEASES))
+        assert all(isinstance(lease.deadline, float) for lease in found.newest(HANDED.written).leases)
         assert sum(found.counts.values()) + 1
-    taken = outcome_of(lambda: Takeover.decode(takeover), CommsError)
-    if isinstance(taken, Takeover):
-        assert all(isinstance(batch_id, str) for batch_id in taken.batch_ids)
 
 
 @st.composite
 def handed_leases(draw: st.DrawFn) -> Any:
     """A lease on its way, which may be strange; sealed leases too, which hold secrets."""
-    # Only the handles are secret, and only where they stand.
-    changed = json.loads(json.dumps(draw(near(HANDED.encode()))).replace(CONTENT, ""))
+    plain = HANDED.encode(RECEIVE)
+    changed = draw(near(plain))
     handed = changed if isinstance(changed, dict) else {}
     if draw(st.booleans()):
+        head = plain["sealed"].splitlines()[0]
         rows = draw(json_near([["m0", CONTENT, 1.7e9, 1.7e9, 1, None, False]])).decode("utf-8", "replace")
-        handed["sealed_leases"] = draw(st.sampled_from([seal_leases(LEASES), "", "x", rows]))
-    # A trigger's arguments name the batch, or the trigger cannot be made.
-    return {"batch_id": "b1", "queue_url": "q", "messages": 2, **handed}
+        lines = draw(st.sampled_from([seal_leases(HANDED.written), "", "x", rows, seal(f'["b1",0,{rows}]')]))
+        handed["sealed"] = f"{head}\n{lines}"
+    return handed
 
 
 @examples(100)
 @given(handed_leases())
 def test_a_lease_on_its_way_is_opened_or_refused_without_its_handles(plain: Any) -> None:
-    found = said_by(lambda: read_leases(plain), PayloadError)
+    found = said_by(lambda: read_lease(plain, RECEIVE), PayloadError)
     if isinstance(found, HandedLease):
         assert all(isinstance(lease.receipt.handle, str) for lease in found.leases)
 
@@ -122,12 +119,10 @@ def test_a_trigger_is_made_of_its_arguments_or_refuses_them(options: Any) -> Non
         assert ReceiveOptions(**made.serialize()[1]["options"]) == made.options
 
 
-CONNECTION: Final = AwsConnection().encode()
-COMMON: Final = {"queue": "q", "deferred_at": 1.7e9, "ends_at": None, **CONNECTION}
 TRIGGERS: Final[Mapping[type[BaseTrigger], Mapping[str, Any]]] = {
     SqsLeaseReceiveTrigger: {"options": OPTIONS},
     SqsLeaseKeeperTrigger: {
-        "lease": {**HANDED.encode(), "sealed_leases": ""},
+        "lease": {**HANDED.encode(RECEIVE), "sealed": ""},
         "receive_task_id": "orders",
         "work": plain_work([WorkTask("load"), WorkTask("check", mapped=True, per_message=True)]),
         "on_failure": encode_failure_rule(by_exception({"KeyError": dead_letter()}, otherwise=release())),
@@ -143,25 +138,6 @@ TRIGGERS: Final[Mapping[type[BaseTrigger], Mapping[str, Any]]] = {
         "region_name": None,
         "verify": None,
         "botocore_config": '{"read_timeout": 5}',
-    },
-    SqsMoveTaskTrigger: {**COMMON, "source_arn": "arn:aws:sqs:eu-west-1:1:q", "started_after": 0.0, "handle": CONTENT},
-    SqsFilteredMoveTrigger: {
-        **COMMON,
-        "destination": None,
-        "max_per_second": 5,
-        "reason": "a*",
-        "older_than_seconds": 60.0,
-        "newer_than_seconds": None,
-        "max_messages": 10,
-    },
-    SqsQueueDepthTrigger: {
-        **COMMON,
-        "poke_seconds": 5.0,
-        "counts": ["visible"],
-        "at_least": 1,
-        "at_most": None,
-        "oldest_at_least_seconds": None,
-        "oldest_at_most_seconds": 60.0,
     },
 }
 

@@ -263,7 +263,7 @@ def test_a_message_that_airflow_refuses_is_settled_by_itself_and_the_others_go_o
     messages = execute(sensor(dag, queue.url), task_instance)
     assert sorted(message["Body"] for message in messages) == ["a", "b", "c"]
     assert task_instance.pushed["return_value"] == messages
-    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING).leases
     assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
     # Given back, but not at once: Airflow would refuse it again.
     assert sorted(queue.invisible) == ["a", "b", "c", "poison"]
@@ -303,7 +303,7 @@ def test_what_is_there_already_is_received_in_the_worker_without_the_way_to_a_tr
     task_instance = TaskInstance()
     messages = execute(deferring(dag, queue.url), task_instance)
     assert sorted(message["Body"] for message in messages) == ["a", "b"]
-    assert HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    assert HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING).leases
     assert queue.invisible == ["a", "b"]
 
 

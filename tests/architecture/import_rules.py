@@ -90,9 +90,7 @@ LAYERS: Final = {
                 "boto3",
                 "botocore",
                 "dagster_pipes",
-                "defusedxml",
                 "deltalake",
-                "fastavro",
                 "jiter",
                 "msgspec",
                 "numpy",
@@ -109,9 +107,9 @@ LAYERS: Final = {
         distributions=frozenset({"botocore", "hypothesis", "pyarrow", "pyspark", "pytest"}),
     ),
     "cli": Layer(
-        layers=BASE | {"batch_files", "blocking", "ingestion"},
-        distributions=frozenset({"boto3", "botocore", "rich", "typer"}),
-        late=frozenset({"airflow", "cryptography", "dagster", "packaging", "matplotlib", "spark"}),
+        layers=BASE | {"blocking"},
+        distributions=frozenset({"botocore", "rich", "typer"}),
+        late=frozenset({"airflow", "cryptography", "dagster", "packaging"}),
     ),
 }
 """The layers by the directory or module that they are; the package's own ``__init__`` offers the base's names."""

@@ -15,7 +15,6 @@ BELOW = {
     "receiving": {"airflow_api", "transfer"},
     "batches": {"airflow_api", "transfer"},
     "triggers": {"airflow_api", "transfer", "settlement", "receiving", "batches"},
-    "queues": {"airflow_api", "receiving"},
     "page": set(),
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""

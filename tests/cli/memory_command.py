@@ -5,14 +5,13 @@ The real SQS server of the other tests has no move tasks, and moves nothing slow
     python -m tests.cli.memory_command MESSAGES PER_SECOND COMMAND...
 
 There is a queue ``orders``, whose dead-letter queue ``orders-dead-letters`` has so many messages, for two reasons in
-turn. A move task moves so many of them in a second, and so does who sends them, ten at once.
+turn. A move task moves so many of them in a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from typing import Any, ClassVar, Final
+from typing import Final
 
 import pytest
 
@@ -32,27 +31,14 @@ def dead_letter(queues: LeasedQueues, queue: LeasedQueue, messages: int) -> None
         queues.sqs.send(queue.dead_letter_url, f"order {number}", message_attributes=attributes)
 
 
-class SlowlySending(MemoryTransport):
-    """Takes so long for a send that ten at once are so many in a second."""
-
-    per_second: ClassVar[int] = 0
-
-    async def send(self, *arguments: Any, **options: Any) -> str:
-        """As the protocol says, later."""
-        await asyncio.sleep(10 / self.per_second)
-        return await super().send(*arguments, **options)
-
-
 def _run() -> None:
     messages, per_second = int(sys.argv[1]), int(sys.argv[2])
-    SlowlySending.per_second = per_second
     queues = LeasedQueues()
     dead_letter(queues, queues.create("orders"), messages)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)
-        patched.setattr("sqs_lease.blocking.open_transport", lambda client, queue: SlowlySending(queues.sqs))
+        patched.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
         patched.setattr("sqs_lease.testing.memory_sqs.MAX_MOVES_PER_SECOND", per_second)
-        patched.setattr("sqs_lease.cli.watch.cloudwatch", lambda arn, profile: lambda **_: {})
         patched.setattr(sys, "argv", ["sqs-lease", *sys.argv[3:]])
         main()
 

@@ -94,6 +94,13 @@ def test_an_error_is_one_line(error: Exception, code: int, capsys: pytest.Captur
     assert capsys.readouterr().err == "Error: There is no such thing.\n"
 
 
+def test_an_error_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), errors_as_lines():
+        raise SqsError("denied \x1b[31mfor\x1b[0m \x1b]0;title\x07")
+
+    assert capsys.readouterr().err == "Error: denied \\x1b[31mfor\\x1b[0m \\x1b]0;title\\x07\n"
+
+
 def test_a_long_error_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), errors_as_lines():
         raise CommandError("word " * 100)
@@ -166,7 +173,7 @@ def test_the_wheel_installs_the_command() -> None:
 
 
 @pytest.mark.parametrize("option", ["--region", "--profile", "--endpoint-url"])
-@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive", "watch"])
+@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive"])
 def test_an_empty_option_is_not_silently_the_default(command: str, option: str) -> None:
     ran = sqs_lease(command, "orders", option, "")
 

@@ -16,9 +16,7 @@ from tests.cli.memory_command import dead_letter
 __all__ = ["leased_queues"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
-SHOWN = re.findall(
-    r"^```console\n\$ sqs-lease ((?:plan|peek|redrive|watch)\b.*)\n((?:.*\n)*?)^```$", PAGE, re.MULTILINE
-)
+SHOWN = re.findall(r"^```console\n\$ sqs-lease ((?:plan|peek|redrive)\b.*)\n((?:.*\n)*?)^```$", PAGE, re.MULTILINE)
 
 DIFFERS = (
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "an-id"),
@@ -39,8 +37,6 @@ def queues(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None
     """The queues of the page: three orders, and four dead letters for two reasons in turn."""
     monkeypatch.setattr("sqs_lease.cli.sampling.WAIT_SECONDS", 0.1)
     monkeypatch.setattr("sqs_lease.cli.sampling.LINGER_SECONDS", 0.1)
-    monkeypatch.setattr("sqs_lease.keeper.moving.LAST_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("sqs_lease.cli.watch.cloudwatch", lambda arn, profile: lambda **_: {})
     orders = leased_queues.create("orders", max_receive_count=5)
     orders.send("a", "b", "c", message_attributes={"kind": {"DataType": "String", "StringValue": "new"}})
     dead_letter(leased_queues, orders, 4)
@@ -55,4 +51,4 @@ def test_what_the_page_shows_is_printed(arguments: str, output: str, queues: Non
 
 
 def test_the_page_shows_each_command() -> None:
-    assert [arguments.split()[0] for arguments, _ in SHOWN] == ["plan", "peek", "redrive", "watch"]
+    assert [arguments.split()[0] for arguments, _ in SHOWN] == ["plan", "peek", "redrive"]

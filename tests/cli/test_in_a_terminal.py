@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from uuid import uuid4
 
 import pytest
 
-from demo.sqs_server import SqsServer
 from tests.cli.terminal import CTRL_C, in_terminal, rest_of
 
 DEAD = "orders-dead-letters"
@@ -49,17 +47,6 @@ def test_ctrl_c_cancels_the_move_task_and_says_how_far_it_got(columns: int) -> N
     assert code == 130
 
 
-def test_ctrl_c_stops_a_move_of_some_and_says_how_far_it_got() -> None:
-    with in_terminal(*on_memory(600, 5, "redrive", DEAD, "--reason", "JSON", "--yes")) as child:
-        child.expect(r"[1-9]\d*/300")
-        child.send(CTRL_C)
-        text, code = rest_of(child)
-
-    moved, of = stopped(text)
-    assert 1 <= moved < of <= 300
-    assert code == 130
-
-
 def test_peek_asks_where_a_receive_could_cost_a_message() -> None:
     with in_terminal(*on_memory(0, 100, "peek", "orders")) as child:
         child.expect(r"orders allows 10 receives")
@@ -69,23 +56,3 @@ def test_peek_asks_where_a_receive_could_cost_a_message() -> None:
 
     assert code == 130
     assert "No message" not in text
-
-
-@pytest.mark.parametrize("columns", [50, 80, 120])
-def test_watch_draws_anew_until_ctrl_c(server: SqsServer, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    name = f"o-{uuid4().hex[:6]}"
-    sqs = server.sqs_client()
-    queue = sqs.create_queue(QueueName=name)["QueueUrl"]
-    with in_terminal("-m", "sqs_lease.cli", "watch", name, "--interval", "1", columns=columns) as child:
-        child.expect(rf"{name}\W+0 ")
-        sqs.send_message_batch(
-            QueueUrl=queue, Entries=[{"Id": str(number), "MessageBody": "an order"} for number in range(7)]
-        )
-        child.expect(rf"{name}\W+7 ")
-        child.send(CTRL_C)
-        text, code = rest_of(child)
-
-    assert "Traceback" not in text
-    assert code == 0

@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -20,11 +19,10 @@ import dagster as dg
 import dagster_pipes
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from airflow.sdk import DAG
 
 import sqs_lease
 from sqs_lease import MessageFailed, async_lease, dead_letter, lease
-from sqs_lease.airflow import SqsMoveMessagesOperator, SqsQueueDepthSensor, read_messages
+from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.transfer.lease import HandedLease
@@ -35,17 +33,16 @@ from sqs_lease.core.policies import Growing, Threshold
 from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
-from sqs_lease.keeper import moving
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.testing import Fault, Operation, TransportCall, VirtualClock, no_faults, run_virtual
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
+from tests.cli.commands import sqs_lease as sqs_lease_command
 from tests.cli.conftest import Ground
 from tests.cli.wire import Wire
 
@@ -157,21 +154,6 @@ def action_of(operation: Operation) -> str:
     return f"sqs:{operation.value.removesuffix('Batch')}"
 
 
-def test_the_depth_sensor_of_airflow(
-    wire: Wire, queues: Queues, supervisor: ScriptedComms, airflow_connection: None
-) -> None:
-    with DAG("shop", schedule=None):
-        sensor = SqsQueueDepthSensor(task_id="room", queue_url=queues.orders, oldest_at_most=60, deferrable=False)
-
-    # The server has no CloudWatch.
-    with pytest.raises((SqsError, RuntimeError)):
-        sensor.poke({"ti": SimpleNamespace(map_index=-1, try_number=1)})
-
-    needed = RECORDED["airflow"]
-    assert wire.actions(queues.orders) <= needed[Place.QUEUE]
-    assert {action for call in wire.calls for action in call.actions if "cloudwatch" in action} == needed[Place.METRICS]
-
-
 def test_batches_of_airflow_on_s3(wire: Wire, bucket: str, airflow_connection: None) -> None:
     messages = [Message(Receipt("m", "handle"), "body")]
     leases = WrittenBatch("batch", 1.0, (Lease(messages[0].receipt, 1, 31),))
@@ -273,51 +255,37 @@ def test_what_cleans_up_objects(wire: Wire, bucket: str, clean_source: str, tags
     assert wire.actions(bucket) - RECORDED["spark"][Place.OBJECTS] == CLEAN_SOURCE[clean_source]
 
 
-def test_a_redrive(
-    wire: Wire,
-    queues: Queues,
-    ground: Ground,
-    supervisor: ScriptedComms,
-    airflow_connection: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(moving, "LAST_LOOK_SECONDS", 0.0)
-    reason = {"sqs_lease_reason": {"DataType": "String", "StringValue": "it is bad"}}
-    given: list[dict[str, Any]] = [reason, {}]
-    for attributes in given:
-        ground.sqs.send_message(QueueUrl=ground.url(queues.dead), MessageBody="a", MessageAttributes=attributes)
+def test_a_redrive(wire: Wire, queues: Queues, ground: Ground) -> None:
+    ground.sqs.send_message(QueueUrl=ground.url(queues.dead), MessageBody="an order")
+    listed = {"ApproximateNumberOfMessagesMoved": 0, "ApproximateNumberOfMessagesToMove": 1, "StartedTimestamp": 1000}
+    running = {**listed, "Status": "RUNNING", "TaskHandle": "handle"}
+    tasks: list[dict[str, Any]] = []
+
+    def cancelled() -> Any:
+        tasks[:] = [{**listed, "Status": "CANCELLED"}]
+        return {"ApproximateNumberOfMessagesMoved": 0}
+
+    def started() -> Any:
+        tasks[:] = [{**listed, "Status": "COMPLETED", "StartedTimestamp": 2000}, *tasks]
+        return {"TaskHandle": "handle"}
+
     # The server has no move tasks.
     wire.answers = {
         "sqs:ListDeadLetterSourceQueues": lambda: {"queueUrls": [ground.url(queues.orders)]},
-        "sqs:StartMessageMoveTask": lambda: {"TaskHandle": "handle"},
-        "sqs:ListMessageMoveTasks": lambda: {"Results": [{"Status": "COMPLETED", "TaskHandle": "handle"}]},
-        "sqs:CancelMessageMoveTask": lambda: {"ApproximateNumberOfMessagesMoved": 0},
+        "sqs:StartMessageMoveTask": started,
+        "sqs:ListMessageMoveTasks": lambda: {"Results": tasks},
+        "sqs:CancelMessageMoveTask": cancelled,
     }
 
-    assert move(queues.dead, reason="bad")["moved"] == 1
-    move(queues.dead, destination=queues.orders)
-
-    def taken_away() -> Any:
-        wire.denied = {"sqs:ListMessageMoveTasks"}
-        return {"TaskHandle": "handle"}
-
-    # A move task that cannot be followed is cancelled.
-    wire.answers["sqs:StartMessageMoveTask"] = taken_away
-    with pytest.raises(Exception, match="ListMessageMoveTasks"):
-        move(queues.dead)
+    tasks[:] = [running]
+    assert sqs_lease_command("redrive", queues.dead, "--cancel").exit_code == 0
+    assert sqs_lease_command("redrive", queues.dead, "--to", queues.orders).exit_code == 0
 
     called = {action for call in wire.calls for action in call.actions}
     by_place = recorded(wire, queues)
     # Cancelling names a task only, and the others name a queue.
     by_place[Place.DEAD_LETTERS] |= called & {"sqs:CancelMessageMoveTask"}
     assert by_place == of_queues("redrive")
-
-
-def move(queue: str, **options: Any) -> Any:
-    with DAG("shop", schedule=None):
-        operator = SqsMoveMessagesOperator(task_id="redrive", queue_url=queue, deferrable=False, **options)
-    body = SqsMoveMessagesOperator.execute
-    return getattr(body, "__wrapped__", body)(operator, {"ti": SimpleNamespace(map_index=-1, try_number=1)})
 
 
 def test_every_use_was_recorded_here() -> None:
@@ -343,4 +311,4 @@ def test_no_other_service_is_called() -> None:
     sources = (path.read_text() for path in PACKAGE.rglob("*.py"))
     named = {name for source in sources for name in re.findall(r"client(?:_type=|\(\s*)\"(\w+)\"", source)}
 
-    assert named == {"sqs", "s3", "cloudwatch"}
+    assert named == {"sqs", "s3"}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from sqs_lease.cli import redrive as redriving
-from sqs_lease.cli import sampling
+from sqs_lease.cli import move_task, sampling
+from sqs_lease.cli.move_task import FollowedTask
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.sqs.classification import error_from_code
-from sqs_lease.sqs.move_tasks import CANCELLED
+from sqs_lease.sqs.move_tasks import CANCELLED, RUNNING, MoveTask
 from sqs_lease.testing import memory_sqs
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
-from sqs_lease.testing.service_errors import MemorySqsError, ServiceError
 from tests.cli.commands import sqs_lease
 from tests.cli.memory_command import REASONS, dead_letter
 
@@ -26,13 +26,19 @@ __all__ = ["leased_queues"]
 
 DEAD = "orders-dead-letters"
 
+OPERATIONS = {
+    "start_move_task": "StartMessageMoveTask",
+    "move_tasks": "ListMessageMoveTasks",
+    "cancel_move_task": "CancelMessageMoveTask",
+    "dead_letter_sources": "ListDeadLetterSourceQueues",
+}
+
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(sampling, "LINGER_SECONDS", 0.1)
-    monkeypatch.setattr(redriving, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("sqs_lease.keeper.moving.LAST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(move_task, "LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -43,8 +49,57 @@ def orders(leased_queues: LeasedQueues) -> LeasedQueue:
     return queue
 
 
+@pytest.fixture
+def slow_orders(orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
+    """So many that no move task ends within a test, at one message a second, however slow this machine is."""
+    monkeypatch.setattr(memory_sqs, "MAX_MOVES_PER_SECOND", 1)
+    dead_letter(leased_queues, orders, 596)
+    return orders
+
+
 def words(text: str) -> str:
     return " ".join(text.split())
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, call: str, *codes: str, always: str = "", carried_out: bool = False) -> None:
+    """Let the first calls of a kind fail, one for each code, and all later ones where there is a code for them.
+
+    Args:
+        monkeypatch: Undoes it.
+        call: The transport's method.
+        codes: Error codes of SQS.
+        always: The code for all later calls; none by default.
+        carried_out: Whether the calls are carried out, and only their answers are lost.
+    """
+    real: Callable[..., Any] = getattr(MemoryTransport, call)
+    left = list(codes)
+
+    async def failing(self: MemoryTransport, *arguments: Any, **options: Any) -> Any:
+        code = left.pop(0) if left else always
+        answer = await real(self, *arguments, **options) if carried_out or not code else None
+        if code:
+            raise error_from_code(code, "no", operation=OPERATIONS[call], queue=DEAD)
+        return answer
+
+    monkeypatch.setattr(MemoryTransport, call, failing)
+
+
+def once_started(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something when the move task was started, before it is looked at."""
+    start = FollowedTask.start
+
+    async def start_and_act(*arguments: Any) -> FollowedTask:
+        started = await start(*arguments)
+        act()
+        return started
+
+    monkeypatch.setattr(FollowedTask, "start", start_and_act)
+
+
+def receive_count(queue: str) -> int:
+    """How often a message was received before this look."""
+    (message, *_) = json.loads(sqs_lease("peek", queue, "--json").out)["messages"]
+    return int(message["receive_count"]) - 1
 
 
 def redriven(*arguments: str) -> dict[str, Any]:
@@ -74,7 +129,7 @@ def test_the_summary_counts_by_reason(orders: LeasedQueue) -> None:
     assert {cause["reason"]: cause["messages"] for cause in answer["causes"]} == dict.fromkeys(REASONS, 2)
     ran = sqs_lease("redrive", DEAD, "--dry-run")
     assert "orders-dead-letters: why 4 messages came there" in ran.out
-    assert "To move: 4, back to orders. SQS moves them." in ran.out
+    assert "To move: 4 messages, back to orders. SQS moves them." in ran.out
     for reason in REASONS:
         assert reason in ran.out
 
@@ -95,38 +150,11 @@ def test_what_sqs_moved_there_has_no_reason_but_a_source(leased_queues: LeasedQu
     assert "received too often" in sqs_lease("redrive", DEAD, "--dry-run").out
 
 
-def test_only_the_reason_that_was_asked_for_is_moved(orders: LeasedQueue) -> None:
-    answer = redriven("--reason", "Timeout")
-
-    assert answer["matching"] == 2
-    assert (answer["move"]["moved"], answer["move"]["to_move"]) == (2, 2)
-    assert sorted(orders.visible) == ["order 1", "order 3"]
-    assert sorted(orders.dead_letters) == ["order 0", "order 2"]
-
-
-@pytest.mark.parametrize("arguments", [("--max", "1"), ("--max", "1", "--reason", "Timeout")])
-def test_no_more_are_moved_than_asked_for(orders: LeasedQueue, arguments: tuple[str, ...]) -> None:
-    ran = sqs_lease("redrive", DEAD, *arguments)
-
-    assert ran.exit_code == 0
-    assert "Moved 1 message back to orders." in ran.out
-    assert len(orders.visible) == 1
-    assert len(orders.dead_letters) == 3
-
-
 def test_another_queue_can_take_them(orders: LeasedQueue, leased_queues: LeasedQueues) -> None:
     later = leased_queues.create("later")
     assert redriven("--to", "later")["move"]["moved"] == 4
 
     assert len(later.visible) == 4
-
-
-def test_a_reason_that_nothing_matches_moves_nothing(orders: LeasedQueue) -> None:
-    ran = sqs_lease("redrive", DEAD, "--reason", "KeyError")
-
-    assert ran.exit_code == 0
-    assert "No reason matches 'KeyError': nothing to move." in ran.out
-    assert len(orders.dead_letters) == 4
 
 
 def test_an_empty_queue_is_fine(leased_queues: LeasedQueues) -> None:
@@ -142,26 +170,24 @@ def test_a_queue_at_work_is_refused_before_its_messages_are_received(leased_queu
 
     assert (ran.exit_code, ran.out) == (2, "")
     assert "it is not the dead-letter queue of any queue" in ran.err
-    assert json.loads(sqs_lease("peek", "orders", "--json").out)["messages"][0]["receive_count"] == 1
+    assert receive_count("orders") == 0
 
 
 def test_a_queue_with_a_dead_letter_queue_is_refused_where_nobody_may_list_sources(
     leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def denied(*_: object) -> None:
-        raise error_from_code("AccessDenied", "no", operation="ListDeadLetterSourceQueues", queue="orders")
-
     leased_queues.create("orders", "an order")
-    monkeypatch.setattr(MemoryTransport, "dead_letter_sources", denied)
+    fail(monkeypatch, "dead_letter_sources", always="AccessDenied")
     ran = sqs_lease("redrive", "orders")
 
     assert (ran.exit_code, ran.out) == (2, "")
     assert "orders may be a queue at work: it has a dead-letter queue, orders-dead-letters. Name that one" in ran.err
-    assert json.loads(sqs_lease("peek", "orders", "--json").out)["messages"][0]["receive_count"] == 1
+    assert "allow sqs:ListDeadLetterSourceQueues" in ran.err
+    assert receive_count("orders") == 0
 
 
 def test_neither_bodies_nor_handles_are_shown(orders: LeasedQueue) -> None:
-    for ran in (sqs_lease("redrive", DEAD, "--dry-run"), sqs_lease("redrive", DEAD, "--max", "2", "--json")):
+    for ran in (sqs_lease("redrive", DEAD, "--dry-run"), sqs_lease("redrive", DEAD, "--json")):
         assert ran.exit_code == 0
         assert "order 0" not in ran.out + ran.err
         assert "handle" not in ran.out.lower() + ran.err.lower()
@@ -183,70 +209,281 @@ def test_a_reason_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None
     assert "\\x9b31mred [bold]" in sqs_lease("redrive", DEAD, "--dry-run").out
 
 
-def test_a_server_without_move_tasks_is_told_apart(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unknown(*_: object, **__: object) -> None:
-        raise error_from_code("InvalidAction", "no such action", operation="ListMessageMoveTasks", queue=DEAD)
+@pytest.mark.parametrize("code", ["InvalidAction", "UnknownOperation"])
+def test_a_server_without_move_tasks_is_told_apart(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    fail(monkeypatch, "move_tasks", always=code)
+    ran = sqs_lease("redrive", DEAD)
 
-    monkeypatch.setattr(MemoryTransport, "move_tasks", unknown)
+    assert (ran.exit_code, ran.out) == (1, "")
+    assert ran.err == f"Error: orders-dead-letters: this SQS server has no move tasks ({code})\n"
+    assert receive_count(DEAD) == 0
+
+
+def test_no_more_are_moved_in_a_second_than_allowed(orders: LeasedQueue) -> None:
+    began_at = time.monotonic()
+    ran = sqs_lease("redrive", DEAD, "--rate", "3")
+
+    assert time.monotonic() - began_at >= 1
+    assert "SQS moves them, at most 3 a second." in words(ran.out)
+    assert "Moved 4 messages back to orders." in ran.out
+
+
+def test_each_goes_back_to_the_queue_that_it_came_from(leased_queues: LeasedQueues) -> None:
+    orders = leased_queues.create("orders", "an order", max_receive_count=1)
+    returns = leased_queues.sqs.create_queue(
+        "returns", dead_letter_queue_url=orders.dead_letter_url, max_receive_count=1
+    )
+    leased_queues.sqs.send(returns, "a return")
+    for queue in ("orders", "returns"):
+        for _ in range(2):
+            sqs_lease("peek", queue)
+
+    ran = sqs_lease("redrive", DEAD)
+
+    assert "Moved 2 messages back to where they came from." in words(ran.out)
+    assert orders.visible == ["an order"]
+    assert list(leased_queues.sqs.bodies(returns).values()) == ["a return"]
+
+
+def test_with_several_source_queues_the_error_asks_for_the_destination(
+    orders: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.sqs.create_queue("returns", dead_letter_queue_url=orders.dead_letter_url, max_receive_count=1)
     ran = sqs_lease("redrive", DEAD)
 
     assert ran.exit_code == 1
-    assert "this SQS server has no move tasks (InvalidAction); --max 10000 moves up to so many messages" in ran.err
-    assert redriven("--max", "10000")["move"]["moved"] == 4
+    assert "Moved 0 of 4 messages back to where they came from. A message was sent to the dead-letter" in words(ran.out)
+    assert "name the destination with --to" in words(ran.out)
+    assert redriven("--to", "orders")["move"]["moved"] == 4
 
 
-def test_an_interrupted_move_task_is_cancelled(
-    orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+def test_groups_keep_their_order(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders.fifo")
+    for number in range(5):
+        leased_queues.sqs.send(queue.dead_letter_url, f"order {number}", message_group_id="a-shop")
+    ran = sqs_lease("redrive", "orders-dead-letters.fifo")
+
+    assert "Moved 5 messages back to orders.fifo." in ran.out
+    assert queue.visible == [f"order {number}" for number in range(5)]
+
+
+def test_a_second_move_task_is_refused_before_messages_are_received(
+    slow_orders: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
-    async def interrupted(*_: object, **__: object) -> None:
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
+    ran = sqs_lease("redrive", DEAD)
+
+    assert (ran.exit_code, ran.out) == (1, "")
+    assert "a move task runs already for this queue (" in ran.err
+    assert " of 600 messages moved), and SQS allows one" in ran.err
+    assert "cancel it by `sqs-lease redrive orders-dead-letters --cancel`" in ran.err
+    assert receive_count(DEAD) == 0
+
+
+def test_a_move_task_that_began_meanwhile_is_named(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        text = "There is already a task running. Only one active task is allowed for a source queue arn"
+        raise error_from_code("InvalidParameterValue", text, operation="StartMessageMoveTask", queue=DEAD)
+
+    monkeypatch.setattr(MemoryTransport, "start_move_task", refused)
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 1
+    assert "a move task runs already for this queue, and SQS allows one" in ran.err
+
+
+@pytest.mark.parametrize("call", ["start_move_task", "move_tasks"])
+def test_a_missing_permission_is_named_with_what_prints_the_others(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    fail(monkeypatch, call, always="AccessDenied")
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 1
+    assert f"Allow sqs:{OPERATIONS[call]} in" in ran.err
+    assert "sqs-lease policy orders-dead-letters --redrive" in ran.err
+    assert ran.err.count("\n") == 1
+    assert len(orders.dead_letters) == 4
+
+
+def test_a_move_task_whose_start_got_no_answer_is_followed(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, "start_move_task", "InternalError", carried_out=True)
+
+    assert redriven()["move"]["moved"] == 4
+
+
+def test_a_start_that_failed_is_said(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "start_move_task", "InternalError")
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 1
+    assert "StartMessageMoveTask" in ran.err
+    assert len(orders.dead_letters) == 4
+
+
+def test_a_move_task_that_ended_before_is_not_taken_for_this_one(
+    orders: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
+    assert redriven()["move"]["moved"] == 4
+    dead_letter(leased_queues, orders, 2)
+
+    assert redriven()["move"]["moved"] == 2
+
+
+def test_answers_that_are_lost_meanwhile_are_asked_for_again(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once_started(
+        monkeypatch,
+        lambda: fail(monkeypatch, "move_tasks", "InternalError", "ServiceUnavailable", "ThrottlingException"),
+    )
+
+    assert redriven()["move"]["moved"] == 4
+
+
+def test_a_move_task_that_the_list_lacks_for_a_moment_is_followed_on(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryTransport.move_tasks
+    lacking = 2
+
+    async def listed(self: MemoryTransport, source_arn: str) -> Sequence[MoveTask]:
+        nonlocal lacking
+        lacking -= 1
+        return [] if lacking >= 0 else await real(self, source_arn)
+
+    once_started(monkeypatch, lambda: monkeypatch.setattr(MemoryTransport, "move_tasks", listed))
+
+    assert redriven()["move"]["moved"] == 4
+    assert lacking < 0
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [("AccessDenied", "ListMessageMoveTasks"), ("InternalError", "SQS has said nothing of the move")]
+)
+def test_a_move_task_that_cannot_be_followed_may_go_on_and_the_error_says_how_to_end_it(
+    slow_orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    once_started(monkeypatch, lambda: fail(monkeypatch, "move_tasks", always=code))
+    monkeypatch.setattr(move_task, "NOT_LISTED_SECONDS", 0.1)
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 1
+    assert says in ran.err
+    assert "The move task may go on; `sqs-lease redrive QUEUE --cancel` ends it." in ran.err
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C as soon as the move task was started."""
+
+    async def interrupted(*_: object) -> None:
         raise asyncio.CancelledError
 
-    # One a second: however slow this machine is, the task is not done when it is cancelled.
-    monkeypatch.setattr(memory_sqs, "MAX_MOVES_PER_SECOND", 1)
-    dead_letter(leased_queues, orders, 596)
-    monkeypatch.setattr(redriving, "follow", interrupted)
+    monkeypatch.setattr(FollowedTask, "follow", interrupted)
+
+
+@pytest.mark.parametrize("codes", [(), ("InternalError", "ThrottlingException")], ids=["at once", "after failures"])
+def test_an_interrupted_move_task_is_cancelled(
+    slow_orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, codes: tuple[str, ...]
+) -> None:
+    interrupt(monkeypatch)
+    fail(monkeypatch, "cancel_move_task", *codes)
     ran = sqs_lease("redrive", DEAD, "--json")
 
     assert ran.exit_code == 130
     move = json.loads(ran.out)["move"]
     assert (move["status"], move["interrupted"], move["to_move"]) == (CANCELLED, True, 600)
-    assert move["moved"] == len(orders.visible) < 600
-    (task,) = leased_queues.sqs.move_tasks(orders.dead_letter_url)
+    assert move["moved"] == len(slow_orders.visible) < 600
+    (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
     assert task.status == CANCELLED
 
 
-def test_what_could_not_be_moved_is_said_with_what_was(
-    orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+def test_a_move_task_that_could_not_be_cancelled_is_not_called_cancelled(
+    slow_orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = leased_queues.sqs.send
-
-    def refuse_one(queue_url: str, body: str, **options: Any) -> Any:
-        if body == "order 3":
-            raise MemorySqsError(ServiceError("InvalidMessageContents", "no"))
-        return send(queue_url, body, **options)
-
-    monkeypatch.setattr(leased_queues.sqs, "send", refuse_one)
-    ran = sqs_lease("redrive", DEAD, "--max", "4")
+    interrupt(monkeypatch)
+    fail(monkeypatch, "cancel_move_task", always="AccessDenied")
+    ran = sqs_lease("redrive", DEAD)
 
     assert ran.exit_code == 1
-    assert "Moved 3 of 4 messages back to orders." in words(ran.out)
-    assert "1 were not moved, the first because:" in words(ran.out)
+    assert "Allow sqs:CancelMessageMoveTask in" in ran.err
+    assert "The move task may go on" in ran.err
+    (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
+    assert task.status == RUNNING
 
 
-@pytest.mark.parametrize("arguments", [["--max", "4"], ["--reason", "."]], ids=" ".join)
-def test_messages_that_cannot_be_held_are_not_moved_one_by_one(
-    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+def test_a_move_task_that_ended_when_it_was_interrupted_is_not_called_stopped(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_sqs, "MAX_MOVES_PER_SECOND", 1_000_000)
+    interrupt(monkeypatch)
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 0
+    assert "Moved 4 messages back to orders." in ran.out
+
+
+def test_a_move_task_is_cancelled_from_another_shell(slow_orders: LeasedQueue, leased_queues: LeasedQueues) -> None:
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
+    ran = sqs_lease("redrive", DEAD, "--cancel")
+
+    assert ran.exit_code == 0
+    assert "Cancelled. Moved until then: " in words(ran.out)
+    assert " of 600 messages. The others are in orders-dead-letters still." in words(ran.out)
+    (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
+    assert task.status == CANCELLED
+    assert len(slow_orders.visible) == task.moved
+
+
+def test_cancelling_has_an_answer_for_programs(slow_orders: LeasedQueue, leased_queues: LeasedQueues) -> None:
+    leased_queues.sqs.start_message_move_task(slow_orders.dead_letter_url, destination_url=slow_orders.url)
+    answers = [json.loads(sqs_lease("redrive", DEAD, "--cancel", "--json").out) for _ in range(2)]
+
+    assert [answer["queue_url"] for answer in answers] == [slow_orders.dead_letter_url] * 2
+    assert answers[0]["move"]["status"] == CANCELLED
+    assert answers[1]["move"] is None
+
+
+def test_there_may_be_nothing_to_cancel(orders: LeasedQueue) -> None:
+    ran = sqs_lease("redrive", DEAD, "--cancel")
+
+    assert ran.exit_code == 0
+    assert "No move task of orders-dead-letters runs." in ran.out
+
+
+def test_a_move_task_that_another_shell_cancels_is_told_of(
+    slow_orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = MemoryTransport.move_tasks
+
+    async def cancel_what_runs(self: MemoryTransport, source_arn: str) -> Any:
+        tasks = await listed(self, source_arn)
+        for task in tasks:
+            if task.handle:
+                leased_queues.sqs.cancel_message_move_task(task.handle)
+        return tasks
+
+    monkeypatch.setattr(MemoryTransport, "move_tasks", cancel_what_runs)
+    ran = sqs_lease("redrive", DEAD)
+
+    assert ran.exit_code == 1
+    assert "of 600 messages back to orders. The move task was cancelled, but not by this command." in words(ran.out)
+
+
+def test_messages_that_could_not_be_given_back_are_told_of(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def denied(_: object, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         return [EntryAnswer(change.receipt, Verdict.REFUSED, text="AccessDenied") for change in changes]
 
     monkeypatch.setattr(MemoryTransport, "change_visibility", denied)
-    ran = sqs_lease("redrive", DEAD, *arguments, "--yes")
+    ran = sqs_lease("redrive", DEAD, "--dry-run")
 
-    assert ran.exit_code == 1
-    assert "4 could not be given back" in words(ran.err)
-    assert "Nothing was moved" in words(ran.err)
-    assert len(orders.dead_letters) == 4
+    assert "4 could not be given back: they are visible again within 60 s." in words(ran.out)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +494,7 @@ def test_messages_that_cannot_be_held_are_not_moved_one_by_one(
         (DEAD, "cannot be moved to the same queue"),
     ],
 )
-@pytest.mark.parametrize("more", [(), ("--max", "1"), ("--dry-run",)])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_a_destination_that_cannot_take_them_is_refused_before_they_are_received(
     orders: LeasedQueue, leased_queues: LeasedQueues, to: str, says: str, more: tuple[str, ...]
 ) -> None:
@@ -266,17 +503,18 @@ def test_a_destination_that_cannot_take_them_is_refused_before_they_are_received
 
     assert (ran.exit_code, ran.out) == (2, "")
     assert says in ran.err
-    assert json.loads(sqs_lease("peek", DEAD, "--json").out)["messages"][0]["receive_count"] == 1
+    assert receive_count(DEAD) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nothing"], "there is no such queue"),
-        ([DEAD, "--reason", "("], "reason is not a regular expression"),
         ([DEAD, "--to", "not a queue"], "'not a queue' is not a queue name"),
-        ([DEAD, "--to", "nothing", "--max", "1"], "there is no such queue"),
-        ([DEAD, "--max", "0"], "Invalid value for '--max'"),
+        ([DEAD, "--to", "nothing"], "there is no such queue"),
+        ([DEAD, "--rate", "0"], "Invalid value for '--rate'"),
+        ([DEAD, "--rate", "501"], "Invalid value for '--rate'"),
+        ([DEAD, "--cancel", "--to", "orders"], "leave out --to, --rate and --dry-run"),
     ],
 )
 def test_what_it_cannot_use_is_one_line_and_exit_code_2(orders: LeasedQueue, arguments: list[str], says: str) -> None:

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from sqs_lease.cli.output import CommandError
-from sqs_lease.cli.session import Session
+from sqs_lease.cli.session import Session, own_access
 from sqs_lease.sqs.client import AwsAccess
 
 HERE = "http://127.0.0.1:4566"
@@ -25,19 +25,14 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_url_off_aws_is_called_where_it_says_and_shares_nothing_with_a_queue_of_aws() -> None:
-    with Session(AwsAccess(), "orders", ELSEWHERE) as session:
-        assert session.transport_of(ELSEWHERE) is not session.transport_of("orders")
-
-
-def test_queues_of_one_place_share_their_transport() -> None:
-    with Session(AwsAccess(endpoint_url=HERE), "orders", f"{HERE}/000000000000/returns") as session:
-        assert session.transport_of("orders") is session.transport
+def test_a_url_off_aws_is_called_where_it_says() -> None:
+    assert own_access(AwsAccess(), ELSEWHERE).endpoint_url == "http://127.0.0.1:1"
+    assert own_access(AwsAccess(), "orders").endpoint_url is None
 
 
 def test_a_url_of_another_endpoint_than_the_one_given_is_refused() -> None:
     with pytest.raises(CommandError, match=f"{ELSEWHERE} is not at {HERE}"):
-        Session(AwsAccess(endpoint_url=HERE), "orders", ELSEWHERE)
+        Session(AwsAccess(endpoint_url=HERE), ELSEWHERE)
 
 
 def test_another_name_of_the_same_host_is_not() -> None:

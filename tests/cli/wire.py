@@ -150,10 +150,6 @@ def wire_call(method: str, path: str, headers: Any, body: bytes) -> WireCall:
         operation = target.removeprefix("AmazonSQS.").removesuffix("Batch")
         return WireCall((f"sqs:{operation}",), about)
     service = headers.get("Authorization", "").partition("Credential=")[2].split("/")[3:4]
-    if service == ["monitoring"]:
-        # Three protocols, by the release of botocore.
-        in_query = "".join(parse_qs(body.decode("latin-1")).get("Action", ()))
-        return WireCall((f"cloudwatch:{target.rpartition('.')[2] or in_query or path.rpartition('/')[2]}",), "")
     if service == ["sqs"]:
         raise AssertionError(f"an SQS call in another protocol: {method} {path}")
     return _s3_call(method, path, headers)

@@ -43,7 +43,7 @@ class AroundInProcess(dg.Executor):
 
 
 class Asking(AroundInProcess):
-    """Looks for itself in the context, as Celery's executor does for its broker."""
+    """Looks for itself in the context."""
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         assert plan_context.executor is self

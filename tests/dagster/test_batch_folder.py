@@ -89,6 +89,11 @@ def test_all_of_it_is_removed_and_may_be_gone_already(folder: BatchFolder) -> No
         folder.manifest()
 
 
+def test_a_directory_that_a_step_does_not_reach_is_named_with_what_it_needs(local: BatchFolder) -> None:
+    with pytest.raises(BatchFolderError, match=r"seen from .*s3://bucket/prefix\) or a shared volume at the same path"):
+        local.manifest()
+
+
 def test_a_local_directory_is_its_owners_alone_and_holds_no_half_written_file(
     local: BatchFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,13 +149,29 @@ def test_a_step_that_does_not_reach_the_messages_is_not_their_fault(
     assert (queue.visible, queue.dead_letters, queue.deleted) == (["a"], [], 0)
 
 
+def of_library(module: str) -> dg.ExecutorDefinition:
+    """An executor that a library of Dagster's defines."""
+
+    def create(_: dg.InitExecutorContext) -> dg.Executor:
+        raise AssertionError("nothing is to run")
+
+    create.__module__ = module
+    return dg.ExecutorDefinition("its_name", executor_creation_fn=create)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"around": "multiprocess"}, TypeError, "must be a Dagster executor, not 'multiprocess'"),
         ({"around": dg.in_process_executor, "max_concurrent": 2}, ValueError, "configured"),
+        ({"around": of_library("dagster_k8s.executor")}, ValueError, r"'its_name' of dagster_k8s\.executor runs: they"),
+        (
+            {"around": of_library("dagster_celery.executor").configured({}, name="queues")},
+            ValueError,
+            r"'queues' of dagster_celery\.executor .* lease in each step: queue\.lease\(context\)",
+        ),
     ],
-    ids=["no executor", "max_concurrent of another executor"],
+    ids=["no executor", "max_concurrent of another executor", "steps elsewhere", "steps elsewhere, configured"],
 )
 def test_what_cannot_run_the_steps_is_refused_where_the_executor_is_made(
     options: dict[str, Any], error: type[Exception], text: str

@@ -248,6 +248,22 @@ def test_a_generator_that_is_given_up_late_writes_nothing_over_what_the_next_att
     assert piece(folder) == later
 
 
+def test_what_another_attempt_has_written_stays_where_a_step_comes_to_its_end_late(folder: BatchFolder) -> None:
+    later = PieceOfWork("load", "run/1", is_over=True, failed={"m0": "torn"})
+
+    def work(batch: RunBatch, _: int) -> None:
+        folder.write(later)
+        batch.fail("m1", "late")
+
+    assert execute(folder, work).success
+    assert piece(folder) == later
+
+
+def test_a_step_that_comes_to_its_end_when_the_batch_is_gone_leaves_nothing(folder: BatchFolder) -> None:
+    execute(folder, lambda *_: folder.remove())
+    assert not folder.path.exists()
+
+
 def test_while_a_step_is_under_way_it_is_not_over(folder: BatchFolder) -> None:
     assert execute(folder, lambda batch, _: check_not_over(folder)).success
     assert piece(folder).is_over

@@ -27,7 +27,6 @@ from sqs_lease.dagster.run_batch.lease_files import (
     write_leases,
 )
 from sqs_lease.dagster.run_batch.ownership import OWNER, Ownership
-from sqs_lease.dagster.run_batch.signs_of_life import ALIVE, Listening, SignOfLife, next_sign_seconds, read_sign
 from sqs_lease.sqs.transport import QueueAttributes
 from tests.fuzz.strange import CONTENT, examples, json_near, outcome_of, said_by
 
@@ -42,14 +41,6 @@ WORK: Final = PieceOfWork(
     frozenset({"m2"}),
     frozenset({"m3"}),
 )
-SIGN: Final = {
-    "process": "p-1",
-    "host": "h",
-    "number": 3,
-    "written_at": 1.7e9,
-    "lasting_seconds": 60.0,
-    "next_seconds": 6.0,
-}
 OWNED: Final = {"token": "t", "deployment": "here", "host": "h", "pid": 1}
 
 
@@ -132,19 +123,6 @@ def test_a_piece_of_work_is_of_its_types_or_refused(content: bytes) -> None:
             assert all(isinstance(error, str) for errors in work.errors.values() for error in errors)
             if work.raised is not None:
                 assert all(isinstance(text, str) for text in (*work.raised.errors, *(work.raised.message_ids or ())))
-
-
-@examples(100)
-@given(json_near(SIGN))
-def test_a_sign_of_life_can_be_judged_or_cannot_be_understood(content: bytes) -> None:
-    folder().put(ALIVE, content)
-    sign = outcome_of(lambda: read_sign(folder()), ValueError)
-    if isinstance(sign, SignOfLife):
-        sign.is_recent(1.7e9)
-        listening = Listening(sign, 5.0)
-        listening.see(sign, 6.0)
-        listening.is_over(7.0, 1.0)
-        assert next_sign_seconds(sign.lasting_seconds) >= 1.0
 
 
 @examples(80)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,8 +14,8 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import BATCH_TAG, MessageFailed, SqsQueueResource
 from sqs_lease.dagster.run_batch import run_folders
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.lease_files import HELD_UNTIL, write_held_until
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
-from sqs_lease.dagster.run_batch.signs_of_life import ALIVE, read_sign, signs_of_life
 
 pytestmark = pytest.mark.processes
 
@@ -73,14 +71,11 @@ def test_what_is_left_over_there_is_removed_by_its_age(bucket: Any, monkeypatch:
     assert names_in(bucket) == []
 
 
-def test_signs_of_life_there_are_read_as_another_process_wrote_them(bucket: Any) -> None:
-    uri = run_batch_uri(f"s3://{bucket.name}/orders", "run")
-    folder = create(uri)
-    with signs_of_life(folder, lambda: 600.0):
-        first = read_sign(folder)
-    assert first is not None
+def test_a_file_there_is_read_as_another_process_wrote_it(bucket: Any) -> None:
+    folder = create(run_batch_uri(f"s3://{bucket.name}/orders", "run"))
+    write_held_until(folder, 1.5)
+    assert folder.get(HELD_UNTIL) == b"1.5"
     # The store's client knows the size from now on.
     assert folder.pieces() == {}
-    newer = replace(first, number=2, host="another host with a longer name")
-    bucket.put_object(Key=f"orders/run-run/{ALIVE}", Body=json.dumps(asdict(newer)))
-    assert read_sign(folder) == newer
+    bucket.put_object(Key=f"orders/run-run/{HELD_UNTIL}", Body=b"1700000000.25")
+    assert folder.get(HELD_UNTIL) == b"1700000000.25"

@@ -14,10 +14,9 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 PACKAGE = ROOT / "providers" / "sqs_lease"
 
 CAUGHT_WITHIN = {
-    *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "OutcomeError", "GivenBackError"),
+    *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "GivenBackError"),
     *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
-    *("CommandError", "HostError", "NoMoveTasksError", "NothingToInferError", "PartitionKeyError"),
-    *("SearchError", "TooManyExtensionsError"),
+    *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""

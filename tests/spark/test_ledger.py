@@ -543,6 +543,12 @@ def test_a_batch_that_is_given_up_in_a_compacted_ledger_leaves_the_others_known(
     assert book.admit("batch 3", {"m3": NOON}).number == 4
 
 
+def test_what_is_no_ledger_is_not_made_one_by_giving_up_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="there is no ledger"):
+        Ledger(tmp_path / "ledger").abandon("first")
+    assert not (tmp_path / "ledger").exists()
+
+
 def test_a_batch_that_is_given_up_while_another_is_admitted_stays(book: Book) -> None:
     book.admit("first", {"a": NOON})
     staged = LedgerSnapshot.staged

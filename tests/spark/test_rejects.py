@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
 
+import boto3
 import pytest
 
+from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message
-from sqs_lease.spark import DeltaSink, IngestResult
+from sqs_lease.spark import DeltaSink, IngestResult, JsonSource
+from tests.docs.test_examples import ROOT, blocks
 from tests.spark.samples import InterruptedSink, Place, good, message, rows, staged_files, stored_ids
 
 pytestmark = pytest.mark.processes
@@ -69,3 +74,29 @@ def test_a_reject_that_another_driver_stored_meanwhile_is_stored_once(place: Pla
     assert stored_ids(place.table) == ["m1", "m2"]
     # The main table learned of it meanwhile too, so that reject is the other batch's.
     assert (result.ingested, result.duplicates, set(result.rejected)) == (1, 1, {"b"})
+
+
+def test_rejects_are_sent_again_after_the_fix_as_the_page_of_the_sinks_does(
+    place: Place, server: SqsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    page: dict[str, Any] = {}
+    (block,) = (block for block in blocks(ROOT / "docs" / "spark-sinks.md") if "def send_again" in block)
+    exec(compile(block, "spark-sinks.md", "exec"), page)
+    sqs = boto3.client("sqs")
+    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}")["QueueUrl"]
+    rejects = DeltaSink(place.root / "rejects")
+    batch = [message("m1", '{"id": 1, "total": "9,5"}'), message("m2", "[]")]
+    wrong, corrected = JsonSource("id BIGINT NOT NULL, total DOUBLE"), JsonSource("id BIGINT NOT NULL, total STRING")
+    orders = place.root / "orders"
+    assert set(place.ingest(batch, source=wrong, rejects=rejects).rejected) == {"m1", "m2"}
+
+    page["send_again"](rejects.path, queue)
+    received = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"])
+    result = place.ingest(
+        cast("list[dict[str, Any]]", received["Messages"]), source=corrected, sink=DeltaSink(orders), rejects=rejects
+    )
+
+    assert (result.received, result.ingested) == (1, 1)
+    assert [(row["id"], row["total"]) for row in rows(orders)] == [(1, "9,5")]

@@ -19,7 +19,6 @@ from sqs_lease.spark.parsing import Parsed
 from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
 from sqs_lease.spark.sinks.sink import INGESTED, REJECTED, Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
-from sqs_lease.spark.sources.source import Names
 from sqs_lease.testing.sink_subject import asked, entries, record
 from tests.spark.delta.tables import open_table
 from tests.spark.samples import Place, message, rows
@@ -45,7 +44,7 @@ class EachIsARow:
         return Parsed(staged, staged.message_ids, NO_IDS, rejected)
 
 
-def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | Names | None], *, stored: bool = False) -> Loaded:
+def load(store: MemoryStore, batch_id: str, keys: Mapping[str, str | None], *, stored: bool = False) -> Loaded:
     messages = asked(*keys)
     known_by = Keys.of_batch(with_keys(messages, list(keys.values())))
     store_rejects = (lambda _: None) if stored else None
@@ -194,63 +193,6 @@ def test_a_message_that_is_sent_again_days_later_is_stored_once(place: Place) ->
 
     assert (again.ingested, again.duplicates) == (0, 1)
     assert [row["_message_id"] for row in rows(place.table)] == ["m1"]
-
-
-def listed(key: str) -> Names:
-    return Names(f"listed {key}", repeats=f"told {key}", also=f"told {key}")
-
-
-def told(key: str, writing: int) -> Names:
-    return Names(f"{key} {writing}", repeats=f"listed {key}", also=f"told {key}")
-
-
-def test_a_message_that_goes_by_two_names_is_stored_once_whichever_of_them_came_first() -> None:
-    store = MemoryStore()
-    load(store, "b", {"l1": listed("a"), "bad": listed("c")})
-    load(store, "c", {"n2": told("b", 1)})
-
-    first_told = load(store, "d", {"n1": told("a", 1), "n2": told("b", 1), "n3": told("c", 1)})
-    then_listed = load(store, "e", {"l1": listed("a"), "l2": listed("b"), "l3": listed("c"), "l4": listed("d")})
-
-    assert (first_told.ingested, sorted(first_told.known["message_id"].to_pylist())) == (1, ["n1", "n2"])
-    assert (then_listed.ingested, sorted(then_listed.known["message_id"].to_pylist())) == (1, ["l1", "l2", "l3"])
-    assert [row["_message_id"] for row in store.rows] == ["l1", "n2", "n3", "l4"]
-
-
-def test_two_writings_of_one_kind_are_two_messages_although_they_share_their_other_name() -> None:
-    store = MemoryStore()
-    first = load(store, "b", {"n1": told("a", 1), "n2": told("a", 2)})
-    later = load(store, "c", {"n3": told("a", 3), "n4": told("a", 1)})
-    again = load(store, "b", {"n1": told("a", 1), "n2": told("a", 2)})
-
-    assert (first.ingested, later.ingested, again.ingested) == (2, 1, 0)
-    assert again.known["batch_id"].to_pylist() == ["b", "b"]
-    assert load(store, "d", {"l": listed("a")}).known.num_rows == 1
-
-
-@pytest.mark.parametrize("ids", [["l", "n"], ["n", "l"]], ids=["listed first", "told first"])
-def test_of_two_names_of_one_batch_the_second_is_a_repeat_of_the_first(ids: list[str]) -> None:
-    store = MemoryStore()
-    names = {"l": listed("a"), "n": told("a", 1)}
-    batch = {**{one: names[one] for one in ids}, "n2": told("a", 2), "l2": listed("b")}
-
-    first = load(store, "b", batch)
-    again = load(store, "b", batch)
-
-    # Notifications of two writings are two, unless the listing came before them.
-    expected = {"l": ["l", "l2"], "n": ["n", "n2", "l2"]}[ids[0]]
-    assert sorted(row["_message_id"] for row in store.rows) == sorted(expected)
-    assert (first.ingested, first.ingested + first.known.num_rows) == (len(expected), 4)
-    assert again.known["batch_id"].to_pylist().count("b") == len(expected)
-
-
-def test_a_repeat_by_its_other_name_is_stored_where_the_first_message_is_rejected() -> None:
-    store = MemoryStore()
-
-    loaded = load(store, "b", {"bad": listed("a"), "n1": told("a", 1), "n2": told("a", 1)})
-
-    assert (loaded.ingested, loaded.rejected["message_id"].to_pylist()) == (1, ["bad"])
-    assert [row["_message_id"] for row in store.rows] == ["n1"]
 
 
 @pytest.mark.parametrize("wrong", [40 * DAY, -40 * DAY], ids=str)

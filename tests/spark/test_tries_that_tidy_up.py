@@ -63,8 +63,7 @@ class World:
         messages = asked(*ids)
         keys = None
         if self.keys is not None:
-            none = pa.nulls(len(ids), pa.string())
-            keys = Keys(pa.array(ids), pa.array([self.keys[one] for one in ids]), none, none)
+            keys = Keys(pa.array(ids), pa.array([self.keys[one] for one in ids]))
         loading = Loading(
             MemoryTable(self.store),
             batch_id,

@@ -30,11 +30,12 @@ PLATFORMS: Final = {
     "mwaa-3.3.1": ("3.12", "airflow"),
     "mwaa-3.0.6": ("3.12", "older_airflow"),
     "mwaa-2.11.0": ("3.12", "older_airflow"),
+    "spark-4.0": ("3.12", "table_formats"),
 }
 """The constraint files in requirements/platforms, each with the Python that the platform has, and the room for it.
 
 Amazon MWAA's files are Airflow's own for those releases: they hold wherever Airflow is installed as its documentation
-says.
+says. Spark 4.0 is what EMR 8.0 and Databricks 17.3 LTS have.
 """
 
 
@@ -48,6 +49,7 @@ class Room:
         named: The packages whose versions the page names.
         beside: What only this room's tests need.
         left_out: Tests that show the same on each Python and release.
+        is_for_platforms: Whether it is tested on platforms alone.
     """
 
     extras: Sequence[str]
@@ -55,11 +57,12 @@ class Room:
     named: Sequence[str]
     beside: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    is_for_platforms: bool = False
 
 
 ROOMS: Final = {
     "core": Room(
-        ("cli", "manifest", "otel", "plot"),
+        ("cli", "manifest", "otel"),
         ("tests/core", "tests/keeper", "tests/sqs", "tests/testing", "tests/simulation"),
         ("boto3", "msgspec", "pyarrow"),
         # Not beside Spark Connect, which wants a newer protobuf than the oldest of them.
@@ -79,13 +82,27 @@ ROOMS: Final = {
         ),
     ),
     # The base install, which works within one task.
-    "older_airflow": Room((), ("tests/older_airflow",), ("apache-airflow", "boto3"), ("pytest", "pytest-timeout")),
+    "older_airflow": Room(
+        (),
+        ("tests/older_airflow",),
+        ("apache-airflow", "boto3"),
+        ("pytest", "pytest-timeout"),
+        is_for_platforms=True,
+    ),
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
-        ("avro", "connect", "java", "postgres", "spark", "xml"),
+        ("connect", "java", "postgres", "spark"),
         ("tests/spark",),
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),
+    ),
+    # Native Delta and Iceberg, whose jars come from Maven Central. `make test-processes` has them on the newest Spark.
+    "table_formats": Room(
+        ("spark",),
+        ("tests/processes/spark/engines/table_formats",),
+        ("pyspark", "deltalake", "pyarrow", "pandas"),
+        ("pyiceberg[pyarrow]",),
+        is_for_platforms=True,
     ),
 }
 
@@ -108,7 +125,7 @@ class Cell:
         """Whether such an environment is tested: a platform has one Python, and is for one room."""
         if self.resolution in PLATFORMS:
             return PLATFORMS[self.resolution] == (self.python, self.room)
-        return self.room != "older_airflow"
+        return not ROOMS[self.room].is_for_platforms
 
     @property
     def command(self) -> Command:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
-    from sqs_lease.airflow.queues.depth import SqsQueueDepthSensor
-    from sqs_lease.airflow.queues.redrive import SqsMoveMessagesOperator
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
     from sqs_lease.airflow.transfer.payload import read_messages
@@ -25,8 +23,6 @@ __all__ = [
     "SqsLeaseKeeperOperator",
     "SqsLeaseSensor",
     "SqsLeaseTrigger",
-    "SqsMoveMessagesOperator",
-    "SqsQueueDepthSensor",
     "SqsToSparkOperator",
     "read_messages",
     "require_held",
@@ -39,8 +35,6 @@ _MODULES: Final = {
     "SqsLeaseKeeperOperator": "sqs_lease.airflow.operators",
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.triggers.watch",
-    "SqsMoveMessagesOperator": "sqs_lease.airflow.queues.redrive",
-    "SqsQueueDepthSensor": "sqs_lease.airflow.queues.depth",
     "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
     "read_messages": "sqs_lease.airflow.transfer.payload",
     "require_held": "sqs_lease.airflow.held_guard",

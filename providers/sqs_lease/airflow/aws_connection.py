@@ -16,7 +16,7 @@ from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
-from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _region_of(queue: str | None) -> str | None:
         return None  # the first call on the queue refuses it
 
 
-async def open_transport(connection: AwsConnection) -> RedriveTransport:
+async def open_transport(connection: AwsConnection) -> Transport:
     """Make a client through the amazon provider's hook, and a transport over it.
 
     Raises:
@@ -153,7 +153,7 @@ def load_client_code() -> None:
         loader.load_service_model("sqs", kind, api_version=None)
 
 
-def make_transport(connection: AwsConnection) -> RedriveTransport:
+def make_transport(connection: AwsConnection) -> Transport:
     """Make a client through the amazon provider's hook, and a transport over it. It blocks.
 
     The transport may then be used in any event loop, but in one only.

@@ -68,29 +68,18 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": integration,
-                "python-modules": [
-                    "sqs_lease.airflow.operators",
-                    "sqs_lease.airflow.queues.redrive",
-                    "sqs_lease.airflow.spark_operator",
-                ],
+                "python-modules": ["sqs_lease.airflow.operators", "sqs_lease.airflow.spark_operator"],
             }
         ],
         "queues": ["sqs_lease.airflow.triggers.message_queue.SqsLeaseMessageQueueProvider"],
-        "sensors": [
-            {
-                "integration-name": integration,
-                "python-modules": ["sqs_lease.airflow.queues.depth", "sqs_lease.airflow.sensor"],
-            }
-        ],
+        "sensors": [{"integration-name": integration, "python-modules": ["sqs_lease.airflow.sensor"]}],
         "triggers": [
             {
                 "integration-name": integration,
                 "python-modules": [
                     "sqs_lease.airflow.triggers.watch",
                     "sqs_lease.airflow.triggers.keep",
-                    "sqs_lease.airflow.queues.depth",
                     "sqs_lease.airflow.triggers.receive",
-                    "sqs_lease.airflow.queues.redrive",
                 ],
             }
         ],

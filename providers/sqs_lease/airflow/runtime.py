@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -23,15 +23,13 @@ from sqs_lease.airflow.airflow_api.requests import request_limiter
 from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.airflow.threads import CLIENTS
-from sqs_lease.airflow.transfer.progress import Progress
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
-from sqs_lease.sqs.move_tasks import RedriveTransport
+from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ Airflow tells it within about a second which of its triggers now run elsewhere. 
 meanwhile; extending it would hide the message again.
 """
 
-OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[RedriveTransport]]
+OpenTransport: TypeAlias = Callable[[AwsConnection], Awaitable[Transport]]
 GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -55,7 +53,7 @@ class SharedKeeper:
 
     connection: AwsConnection
     keeper: Keeper
-    transport: RedriveTransport
+    transport: Transport
     users: int = 0
 
     def open_batch(
@@ -80,50 +78,9 @@ class SharedKeeper:
         )
         return Context().run(opened)
 
-    def open_shared_batch(
-        self, queue_url: str, policy: RenewalPolicy, listener: EventListener, source: MessageSource
-    ) -> SharedBatch:
-        """Open a batch that triggers of this process can hand to one another."""
-        shared = SharedBatch(self, listener)
-        # In a separate context: the keeper's calls serve many triggers, and their log lines belong to no single one.
-        opened = partial(
-            self.keeper.open_batch, queue_url, policy=policy, on_event=shared.happened, message_source=source
-        )
-        shared.batch = Context().run(opened)
-        return shared
-
-
-@dataclass(slots=True, eq=False)
-class SharedBatch:
-    """A held batch and the trigger that owns it. Only the owner may settle, extend or drop it.
-
-    Attributes:
-        shared_keeper: Extends it.
-        listener: The owner's.
-        batch: The batch.
-        owner: The trigger, or the hand-off between two.
-        inherited: What other processes did about it before this one took it over.
-        progress: Gives what the last keeper's trigger of this process would write down; None if none has had it.
-    """
-
-    shared_keeper: SharedKeeper
-    listener: EventListener
-    batch: Batch = field(init=False)
-    owner: object = None
-    inherited: Progress = field(default_factory=Progress)
-    progress: Callable[[], Progress] | None = None
-
-    def happened(self, event: LeaseEvent) -> None:
-        """Pass an event of one of the leases to the owner's listener."""
-        self.listener(event)
-
-    def drop(self) -> None:
-        """Stop tracking all leases of the batch, without calling SQS."""
-        self.shared_keeper.keeper.drop(self.batch)
-
 
 class TriggererKeepers:
-    """The keepers, the batches between two triggers and the poller of one triggerer process.
+    """The keepers and the poller of one triggerer process.
 
     Args:
         open_transport: How to reach AWS.
@@ -143,7 +100,6 @@ class TriggererKeepers:
         self.loop = asyncio.get_running_loop()
         self.clock: Clock = SystemClock() if clock is None else clock
         self.poller = StatePoller(clock=self.clock) if poller is None else poller
-        self.batches: dict[str, SharedBatch] = {}
         self.rounds = RoundLimiter()
         """Shares the rounds of the event loop among triggers that look through large batches."""
         self._open_transport = open_transport
@@ -203,41 +159,6 @@ class TriggererKeepers:
 
     def _holdings(self) -> list[Holding]:
         return [holding for shared in self._keepers.values() for holding in shared.keeper.holdings()]
-
-    def claim(self, batch_id: str, owner: object, listener: EventListener) -> SharedBatch | None:
-        """Become the owner of a batch that this process holds; None if it does not hold the batch."""
-        shared = self.batches.get(batch_id)
-        if shared is not None:
-            shared.owner = owner
-            shared.listener = listener
-        return shared
-
-    def enter(self, batch_id: str, shared: SharedBatch, owner: object) -> None:
-        """Track a batch for the triggers of this process, with one of them as its owner."""
-        shared.owner = owner
-        self.batches[batch_id] = shared
-
-    def remove(self, batch_id: str, shared: SharedBatch) -> None:
-        """Stop tracking a batch, without calling SQS."""
-        if self.batches.get(batch_id) is shared:
-            del self.batches[batch_id]
-        shared.drop()
-
-    async def leave(self, batch_id: str, shared: SharedBatch, leaving: Leaving) -> None:
-        """Extend or release what a batch still holds, once and within a few seconds; then stop tracking it.
-
-        No progress can be written here: when a triggerer stops, its supervisor no longer answers the triggers.
-        """
-        try:
-            async with asyncio.timeout(LAST_CALL_SECONDS):
-                if leaving is Leaving.EXTEND:
-                    await shared.batch.extend_now()
-                else:
-                    await shared.batch.release_all()
-        except TimeoutError:
-            logger.warning("The last calls about a batch of %s got no answer in time", shared.batch.queue_url)
-        finally:
-            self.remove(batch_id, shared)
 
 
 async def last_calls(batch: Batch, calls: Awaitable[object]) -> None:

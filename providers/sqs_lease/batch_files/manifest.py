@@ -158,32 +158,6 @@ def why_not_json(body: str) -> str | None:
     return None
 
 
-def manifest_header(path: object, metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
-    """Return what a manifest's metadata say of the batch.
-
-    Args:
-        path: Names the file in errors.
-        metadata: The metadata of the file's Arrow schema.
-
-    Raises:
-        ManifestError: It is not a manifest, or has a version that this release does not know.
-    """
-    try:
-        header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise ManifestError(f"{path} is not a manifest of sqs-lease, but another Parquet file")
-    if header.get("version") != VERSION:
-        raise ManifestError(
-            f"{path} is a manifest of version {header.get('version')!r}, and this release of sqs-lease reads version "
-            f"{VERSION}: read it with the release that wrote it, or a newer one"
-        )
-    if not all(isinstance(header.get(name, ""), str) for name in ("batch_id", "queue_url")):
-        raise ManifestError(f"{path} is a manifest without a batch or a queue: {_AGAIN}")
-    return header
-
-
 def rows_of(path: object, file: pq.ParquetFile, names: list[str], *, group: int | None = None) -> pa.Table:
     """Read columns of a manifest.
 
@@ -226,7 +200,7 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
             f"{name} is not a manifest of sqs-lease, was not written to its end, or was cut off: {_AGAIN}"
         ) from error
     with manifest:
-        manifest_header(name, schema.metadata)
+        _header(name, schema.metadata)
         yield manifest
 
 
@@ -242,7 +216,7 @@ def read_manifest(path: ManifestPath) -> Manifest:
         ManifestError: It is not a manifest, is not whole, or has a version that this release does not know.
     """
     with path.open("rb") as opened, opened_manifest(opened, name=path) as file:
-        header = manifest_header(path, file.schema_arrow.metadata)
+        header = _header(path, file.schema_arrow.metadata)
         columns = rows_of(path, file, _READ)
         try:
             # In pieces: no other thread runs while rows are made.
@@ -252,6 +226,32 @@ def read_manifest(path: ManifestPath) -> Manifest:
             # Not the error itself: it may quote a body.
             raise ManifestError(f"{path} has a row that is not a message: {_AGAIN}") from None
     return Manifest(header.get("batch_id", ""), header.get("queue_url", ""), messages)
+
+
+def _header(path: object, metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """Return what a manifest's metadata say of the batch.
+
+    Args:
+        path: Names the file in errors.
+        metadata: The metadata of the file's Arrow schema.
+
+    Raises:
+        ManifestError: It is not a manifest, or has a version that this release does not know.
+    """
+    try:
+        header: Any = json.loads((metadata or {}).get(METADATA_KEY, b"null"))
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise ManifestError(f"{path} is not a manifest of sqs-lease, but another Parquet file")
+    if header.get("version") != VERSION:
+        raise ManifestError(
+            f"{path} is a manifest of version {header.get('version')!r}, and this release of sqs-lease reads version "
+            f"{VERSION}: read it with the release that wrote it, or a newer one"
+        )
+    if not all(isinstance(header.get(name, ""), str) for name in ("batch_id", "queue_url")):
+        raise ManifestError(f"{path} is a manifest without a batch or a queue: {_AGAIN}")
+    return header
 
 
 def _message(row: Mapping[str, Any]) -> Message:

@@ -10,14 +10,12 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from sqs_lease.cli.abandon import abandon
 from sqs_lease.cli.doctor import doctor
 from sqs_lease.cli.output import ExitCode, errors_as_lines, print_error
 from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
 from sqs_lease.cli.policy import policy
 from sqs_lease.cli.redrive import redrive
-from sqs_lease.cli.watch import watch
 
 # What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -73,5 +71,3 @@ app.command()(policy)
 app.command()(plan)
 app.command()(peek)
 app.command()(redrive)
-app.command()(watch)
-app.command()(abandon)

@@ -10,7 +10,12 @@ from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.validation import queue_reference
 
 
-def _queue(value: str) -> str:
+def queue_given(value: str) -> str:
+    """Refuse what is not the name, URL or ARN of a queue.
+
+    Raises:
+        typer.BadParameter: It is not.
+    """
     try:
         queue_reference(value)
     except ValueError as error:
@@ -31,8 +36,8 @@ def not_empty(value: str | None) -> str | None:
 
 _QUEUE_HELP: Final = "Name, URL or ARN of a queue."
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
-Queues = Annotated[list[str], typer.Argument(metavar="QUEUE", parser=_queue, help=_QUEUE_HELP)]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", parser=queue_given, help=_QUEUE_HELP)]
+Queues = Annotated[list[str], typer.Argument(metavar="QUEUE", parser=queue_given, help=_QUEUE_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Region = Annotated[
     str | None, typer.Option("--region", callback=not_empty, help="Region; by default the queue's, or boto3's.")

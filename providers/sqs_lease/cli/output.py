@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,9 +63,6 @@ _ASCII_SYMBOLS: Final = {Mark.GOOD: "+", Mark.NOTE: "-", Mark.WARNING: "!", Mark
 # Mistakes in what the user named or configured; SQS was not asked to do anything, or knows no such queue.
 _BAD_INPUT: Final = (ConfigurationError, CredentialsError, EndpointError, QueueNotFoundError, WrongRegionError)
 
-
-_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
-
 _NO_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """What writing to standard output fails with: its reader left, or the disk is full or broken."""
 
@@ -90,12 +86,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_json_line(value: Any) -> None:
-    """Print one JSON document on one line, at once: for commands that go on printing."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
 def print_error(message: str) -> None:
     """Print one line to standard error, never wrapped."""
     line = Text.assemble(("Error: ", "bold red"), _one_line(message))
@@ -109,8 +99,8 @@ def print_note(message: str) -> None:
 
 
 def _one_line(message: str) -> str:
-    """Text on one line: others' errors may come with colors, or with what a terminal would obey."""
-    return harmless(" ".join(_COLORS.sub("", message).split()))
+    """Text on one line: what a service answered may have characters in it that a terminal would obey."""
+    return harmless(" ".join(message.split()))
 
 
 @contextmanager

@@ -21,7 +21,6 @@ class Place(StrEnum):
     """Where batches are stored on S3: ``payload=`` in Airflow, ``workspace=`` in Dagster, and the files of a job."""
     OBJECTS = "objects"
     """What messages about S3 objects name."""
-    METRICS = "metrics"
 
 
 Needs: TypeAlias = Mapping[Place, frozenset[str]]
@@ -41,13 +40,8 @@ FILES: Final = frozenset({"s3:DeleteObject", "s3:GetObject", "s3:PutObject"})
 RECORDED: Final[Mapping[str, Needs]] = {
     # `lease` and `async_lease`, with on_failure=dead_letter().
     "lease": {Place.QUEUE: LEASE, Place.DEAD_LETTERS: DEAD_LETTER},
-    # Sensors, triggers, keepers; SqsQueueDepthSensor; payload=.
-    "airflow": {
-        Place.QUEUE: LEASE,
-        Place.DEAD_LETTERS: DEAD_LETTER,
-        Place.FILES: FILES,
-        Place.METRICS: frozenset({"cloudwatch:GetMetricStatistics"}),
-    },
+    # Sensors, triggers, keepers; payload=.
+    "airflow": {Place.QUEUE: LEASE, Place.DEAD_LETTERS: DEAD_LETTER, Place.FILES: FILES},
     # Leases, sensors and checks, which count dead letters; workspace=.
     "dagster": {
         Place.QUEUE: LEASE,
@@ -59,16 +53,21 @@ RECORDED: Final[Mapping[str, Needs]] = {
         Place.FILES: frozenset({"s3:GetObject", "s3:PutObject"}),
         Place.OBJECTS: frozenset({"s3:GetObject", "s3:GetObjectVersion"}),
     },
-    # SqsMoveMessagesOperator and `sqs-lease redrive`.
+    # `sqs-lease redrive`; SQS itself sends and deletes, see IMPLIED.
     "redrive": {
-        Place.QUEUE: DEAD_LETTER | {"sqs:GetQueueAttributes"},
-        Place.DEAD_LETTERS: LEASE
-        | {
-            "sqs:CancelMessageMoveTask",
-            "sqs:ListDeadLetterSourceQueues",
-            "sqs:ListMessageMoveTasks",
-            "sqs:StartMessageMoveTask",
-        },
+        Place.QUEUE: frozenset({"sqs:GetQueueAttributes", "sqs:GetQueueUrl"}),
+        Place.DEAD_LETTERS: frozenset(
+            {
+                "sqs:CancelMessageMoveTask",
+                "sqs:ChangeMessageVisibility",
+                "sqs:GetQueueAttributes",
+                "sqs:GetQueueUrl",
+                "sqs:ListDeadLetterSourceQueues",
+                "sqs:ListMessageMoveTasks",
+                "sqs:ReceiveMessage",
+                "sqs:StartMessageMoveTask",
+            }
+        ),
     },
 }
 

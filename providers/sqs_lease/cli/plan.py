@@ -1,11 +1,16 @@
-"""`sqs-lease plan`: what each renewal policy would cost, and what a crash would, before anything runs."""
+"""`sqs-lease plan`: calls and their price by renewal policy, and how long a crash keeps messages away.
+
+No rule of a policy is repeated here. A message is held in virtual time, without I/O, by the same
+:class:`~sqs_lease.core.ledger.Ledger` that holds messages in production, and its calls are counted. One message stands
+for ten: those of a batch are received together, so they fall due together, and a call is for ten of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,12 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sqs_lease.cli.durations import shown_duration, typed_duration
-from sqs_lease.cli.forecast import MOST_EXTENSIONS, Forecast, TooManyExtensionsError, forecast
 from sqs_lease.cli.options import Json
 from sqs_lease.cli.output import CommandError, Mark, console, print_json
-from sqs_lease.cli.plan_plot import check_file, draw
 from sqs_lease.cli.remarks import print_remarks
+from sqs_lease.core.calls import EntryAnswer, ExtendCall, Verdict
+from sqs_lease.core.events import Lapsed
+from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.limits import DEFAULT_VISIBILITY_SECONDS, MAX_BATCH_ENTRIES, MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.core.specs import POLICIES, encode_policy
 
@@ -31,11 +38,29 @@ MOST_DOLLARS: Final = 1_000_000
 
 DAYS_A_MONTH: Final = 30
 
-SIMULATED_MESSAGES: Final = 20
-"""Most messages that are held in virtual time. All of a batch fall due together, in tens; what two tens take tells what
-a hundred take."""
+ANSWER_SECONDS: Final = 0.02
+"""How long SQS takes for an answer in virtual time."""
 
 _MONTH_SECONDS: Final = DAYS_A_MONTH * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What the ledger did to hold a message from its receive to the end of the work.
+
+    Attributes:
+        policy: The renewal policy, with its visibility timeout.
+        extensions: How often the message was extended.
+        longest_wait_seconds: The most that was left of its lease at any moment. If all that could extend it dies just
+            then, the message is visible again so much later.
+        visible_after_seconds: When its lease ended although the work went on, in seconds from the receive; None if it
+            was held to the end.
+    """
+
+    policy: RenewalPolicy
+    extensions: int
+    longest_wait_seconds: float
+    visible_after_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +81,9 @@ class Plan:
     every_seconds: float
     dollars_a_million: float
 
-    def forecasts(self) -> dict[str, Forecast]:
-        """Hold a batch, or a part of it, by each policy; by the policies' names.
-
-        Raises:
-            CommandError: A policy extends too often to be counted.
-        """
-        return {name: self._forecast(name, kind) for name, kind in POLICIES.items()}
-
-    def _forecast(self, name: str, kind: type[RenewalPolicy]) -> Forecast:
-        simulated = min(self.messages, SIMULATED_MESSAGES)
-        try:
-            return forecast(self._policy(kind), messages=simulated, work_seconds=self.work_seconds)
-        except TooManyExtensionsError as error:
-            raise CommandError(
-                f"{name} would make more than {MOST_EXTENSIONS:,} calls to extend {simulated} messages, which is as "
-                f"many as plan counts: with a visibility timeout of {shown_duration(self.visibility_seconds)}, --work "
-                f"can be up to {shown_duration(error.counted_seconds)}. Give less --work, or more --visibility"
-            ) from None
+    def holds(self) -> dict[str, Hold]:
+        """Hold a message of the batch by each policy; by the policies' names."""
+        return {name: hold(self._policy(kind), self.work_seconds) for name, kind in POLICIES.items()}
 
     def _policy(self, kind: type[RenewalPolicy]) -> RenewalPolicy:
         if kind is Fixed:
@@ -81,15 +91,17 @@ class Plan:
             return Fixed(visibility=self.visibility_seconds, every=self.visibility_seconds / 2)
         return kind(visibility=self.visibility_seconds)
 
-    def calls(self, simulated_calls: int) -> int:
-        """Calls for the whole batch, where the part of it that was held took so many."""
-        return simulated_calls * _tens(self.messages) // _tens(min(self.messages, SIMULATED_MESSAGES))
+    def calls(self, held: Hold) -> dict[str, int]:
+        """The calls for a batch, by what they do."""
+        tens = math.ceil(self.messages / MAX_BATCH_ENTRIES)
+        calls = {"receive": tens, "extend": tens * held.extensions, "delete": tens}
+        return {**calls, "total": sum(calls.values())}
 
-    def requests_a_month(self, held: Forecast) -> int:
+    def requests_a_month(self, held: Hold) -> int:
         """The requests of all batches within 30 days."""
-        return round(self.calls(held.calls) * _MONTH_SECONDS / self.every_seconds)
+        return round(self.calls(held)["total"] * _MONTH_SECONDS / self.every_seconds)
 
-    def dollars_a_month(self, held: Forecast) -> float:
+    def dollars_a_month(self, held: Hold) -> float:
         """Their price."""
         return self.requests_a_month(held) * self.dollars_a_million / 1_000_000
 
@@ -120,14 +132,11 @@ def plan(
             help="Price of a million requests; in us-east-1, AWS asked 0.40 for standard and 0.50 for FIFO queues.",
         ),
     ] = DOLLARS_A_MILLION,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it, too: a .png or .svg file. Needs the extra plot.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare the renewal policies: API calls, their price, and how long a crash delays the messages.
 
-    Nothing is asked of AWS. A batch is held in virtual time, by the same code that holds messages in production.
+    Nothing is asked of AWS. A message is held in virtual time, by the same code that holds messages in production.
     """
     work_seconds = typed_duration(work, "--work")
     planned = Plan(
@@ -137,20 +146,42 @@ def plan(
         work_seconds if every is None else typed_duration(every, "--every"),
         price,
     )
-    if plot is not None:
-        check_file(plot)
-    held = planned.forecasts()
-    if plot is not None:
-        draw(plot, held, planned.calls, work_seconds=work_seconds, title=str(planned))
+    holds = planned.holds()
     if as_json:
-        print_json(_as_json(planned, held))
+        print_json(_as_json(planned, holds))
         return
     screen = console()
     screen.print(str(planned))
-    screen.print(_table(planned, held))
-    print_remarks(screen, _remarks(planned, held))
-    if plot is not None:
-        screen.print(f"Drawn: {plot}", markup=False, soft_wrap=True)
+    screen.print(_table(planned, holds))
+    print_remarks(screen, _remarks(planned, holds))
+
+
+def hold(policy: RenewalPolicy, work_seconds: float) -> Hold:
+    """Hold a message in virtual time until its work has ended. SQS does each time what it is asked for.
+
+    Args:
+        policy: The renewal policy, with a visibility timeout.
+        work_seconds: How long the work takes.
+    """
+    receipt = Receipt("0", "")
+    longest_wait = float(policy.visibility_seconds)
+    visible_after: float | None = None
+    extensions = 0
+    ledger = Ledger(Random(0))  # only the pauses after failures are random, and here nothing fails
+    ledger.hold(Lease(receipt, 0.0, longest_wait), policy)
+    now = 0.0
+    while (due := ledger.next_due()) is not None and (now := max(now, due)) < work_seconds:
+        calls = ledger.due(now)
+        for event in ledger.take_events():
+            if isinstance(event, Lapsed) and visible_after is None:
+                visible_after = now - event.overdue_seconds
+        for call in calls:
+            if isinstance(call, ExtendCall):
+                extensions += 1
+                longest_wait = max(longest_wait, float(call.changes[0].seconds))
+            now += ANSWER_SECONDS
+            ledger.report(call, [EntryAnswer(receipt, Verdict.DONE)], now)
+    return Hold(policy, extensions, longest_wait, visible_after)
 
 
 def _visibility_seconds(text: str) -> int:
@@ -160,47 +191,32 @@ def _visibility_seconds(text: str) -> int:
     return math.ceil(seconds)
 
 
-def _table(planned: Plan, held: Mapping[str, Forecast]) -> Table:
+def _table(planned: Plan, holds: Mapping[str, Hold]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for heading in (
-        "calls\na batch",
-        "requests\na month",
-        "price\na month",
-        "visible after\na crash within",
-        "time for\na takeover",
-    ):
+    for heading in ("calls\na batch", "requests\na month", "price\na month", "visible after\na crash within"):
         table.add_column(heading, justify="right", overflow="fold")
-    for name, one in held.items():
+    for name, held in holds.items():
         table.add_row(
             Text(name),
-            f"{planned.calls(one.calls):,}",
-            f"{planned.requests_a_month(one):,}",
-            f"${planned.dollars_a_month(one):,.2f}",
-            shown_duration(one.longest_wait_seconds),
-            "" if one.least_left_seconds is None else shown_duration(one.least_left_seconds),
-            style="" if one.visible_after_seconds is None else "dim",
+            f"{planned.calls(held)['total']:,}",
+            f"{planned.requests_a_month(held):,}",
+            f"${planned.dollars_a_month(held):,.2f}",
+            shown_duration(held.longest_wait_seconds),
+            style="" if held.visible_after_seconds is None else "dim",
         )
     return table
 
 
-def _remarks(planned: Plan, held: Mapping[str, Forecast]) -> Iterator[tuple[Mark, str]]:
-    for after, names in _lapses(held).items():
+def _remarks(planned: Plan, holds: Mapping[str, Hold]) -> Iterator[tuple[Mark, str]]:
+    for after, names in _lapses(holds).items():
         yield (
             Mark.BAD,
             f"{', '.join(names)}: the messages are visible again after {after}, while the work goes on for "
             f"{shown_duration(planned.work_seconds)}. Others work on them, too.",
         )
-    if held["growing"].visible_after_seconds is not None:
+    if holds["growing"].visible_after_seconds is not None:
         yield Mark.NOTE, "SQS keeps no message invisible for longer than 12 h after its receive, whatever extends it."
-    growing, fixed = held["growing"], held["fixed"]
-    if growing.visible_after_seconds is None and growing.extends < fixed.extends:
-        yield (
-            Mark.GOOD,
-            f"fixed makes {fixed.calls / growing.calls:.1f} times the calls of growing, the default. After a crash "
-            f"late in the work, growing leaves the messages invisible for up to "
-            f"{shown_duration(growing.longest_wait_seconds)}.",
-        )
     yield (
         Mark.NOTE,
         f"A month: {DAYS_A_MONTH} days, {_MONTH_SECONDS / planned.every_seconds:,.0f} batches, one every "
@@ -209,23 +225,18 @@ def _remarks(planned: Plan, held: Mapping[str, Forecast]) -> Iterator[tuple[Mark
         "receive counts as a request.",
     )
     yield Mark.NOTE, "A crash: everything that extends the messages dies at the worst moment, and nothing takes over."
-    yield (
-        Mark.NOTE,
-        "A takeover: what is left of a lease when it is about to be extended. If its process dies just then, another "
-        "one has that long to go on.",
-    )
 
 
-def _lapses(held: Mapping[str, Forecast]) -> dict[str, list[str]]:
+def _lapses(holds: Mapping[str, Hold]) -> dict[str, list[str]]:
     """The policies that do not hold the messages to the end of the work, by when they are visible again."""
     lapses: dict[str, list[str]] = {}
-    for name, one in held.items():
-        if one.visible_after_seconds is not None:
-            lapses.setdefault(shown_duration(one.visible_after_seconds), []).append(name)
+    for name, held in holds.items():
+        if held.visible_after_seconds is not None:
+            lapses.setdefault(shown_duration(held.visible_after_seconds), []).append(name)
     return lapses
 
 
-def _as_json(planned: Plan, held: Mapping[str, Forecast]) -> dict[str, Any]:
+def _as_json(planned: Plan, holds: Mapping[str, Hold]) -> dict[str, Any]:
     return {
         "messages": planned.messages,
         "work_seconds": planned.work_seconds,
@@ -235,23 +246,13 @@ def _as_json(planned: Plan, held: Mapping[str, Forecast]) -> dict[str, Any]:
         "dollars_a_million_requests": planned.dollars_a_million,
         "policies": [
             {
-                **encode_policy(one.policy),
-                "calls": {
-                    "receive": planned.calls(one.receives),
-                    "extend": planned.calls(one.extends),
-                    "delete": planned.calls(one.deletes),
-                    "total": planned.calls(one.calls),
-                },
-                "requests_a_month": planned.requests_a_month(one),
-                "dollars_a_month": round(planned.dollars_a_month(one), 4),
-                "visible_within_seconds_after_crash": one.longest_wait_seconds,
-                "seconds_for_takeover": one.least_left_seconds,
-                "visible_while_working_after_seconds": one.visible_after_seconds,
+                **encode_policy(held.policy),
+                "calls": planned.calls(held),
+                "requests_a_month": planned.requests_a_month(held),
+                "dollars_a_month": round(planned.dollars_a_month(held), 4),
+                "visible_within_seconds_after_crash": held.longest_wait_seconds,
+                "visible_while_working_after_seconds": held.visible_after_seconds,
             }
-            for one in held.values()
+            for held in holds.values()
         ],
     }
-
-
-def _tens(messages: int) -> int:
-    return math.ceil(messages / MAX_BATCH_ENTRIES)

@@ -189,9 +189,6 @@ def policy_statements(
     for place, title in ((Place.FILES, "Files"), (Place.OBJECTS, "Objects")):
         if place in needs and places.get(place):
             yield from _s3_statements(title, needs[place], places[place], partition)
-    if Place.METRICS in needs:
-        # CloudWatch knows no resources for it.
-        yield _statement("AgeOfTheOldestMessage", needs[Place.METRICS], ["*"])
 
 
 def _statement(

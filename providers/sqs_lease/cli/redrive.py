@@ -1,116 +1,67 @@
-"""`sqs-lease redrive`: first why messages were dead-lettered, then their move back to where they came from.
-
-All of a queue is moved by a move task of SQS, which this command follows. SQS cannot choose, so with ``--reason`` or
-``--max`` the messages are received, sent, and deleted once that is confirmed. It is the work of Airflow's
-``SqsMoveMessagesOperator``, by the same code: :mod:`sqs_lease.keeper.move_orders`.
-"""
+"""`sqs-lease redrive`: first why messages were dead-lettered, then their move back to where they came from."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sqs_lease.cli.durations import shown_duration
-from sqs_lease.cli.message_text import age_seconds, harmless
-from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws_access
+from sqs_lease.cli.causes import CAUSES_SHOWN, Cause, causes_as_json, causes_of, causes_table
+from sqs_lease.cli.move_task import FollowedTask, active_task
+from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws_access, queue_given
 from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.sampling import Sample, look
 from sqs_lease.cli.session import Session
-from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.messages import Message
-from sqs_lease.keeper.driver import REASON_ATTRIBUTE
-from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.keeper.move_orders import (
-    MoveOrder,
-    NoMoveTasksError,
-    StartedMove,
-    cancel,
-    follow,
-    move_filtered,
-    named_destination,
-    only_source,
-    start,
+from sqs_lease.core.calls import Verdict
+from sqs_lease.keeper.endings import end_of
+from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
+from sqs_lease.sqs.move_tasks import (
+    ALREADY_RUNNING,
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
+    MAX_MOVES_PER_SECOND,
+    NOT_A_DEAD_LETTER_QUEUE,
+    UNKNOWN_CALL_CODES,
+    UNKNOWN_SOURCE,
+    MoveTask,
+    RedriveTransport,
 )
-from sqs_lease.keeper.moving import DEFAULT_MAX_MESSAGES, MoveCounts
-from sqs_lease.keeper.outcome import FAILED_FOR_GOOD, OutcomeError
-from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.move_tasks import MoveTask, RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import queue_reference
+from sqs_lease.sqs.validation import FIFO_SUFFIX, queue_reference
 
 SURVEYED_MESSAGES: Final = 1_000
 """How many messages are looked at for the summary, at most."""
 
-REASONS_SHOWN: Final = 15
-REASON_CHARACTERS: Final = 300
-
-LOOK_SECONDS: Final = 1.0
-"""Pause between two questions for a move task's progress."""
-
-TAKEOVER_SECONDS: Final = 20.0
-"""How long a message may go without an extension while it is moved: then this machine stood still."""
-
-CANCELLED_SECONDS: Final = 5.0
-"""How long to wait until SQS says that a cancelled move task has ended, for its last count."""
-
-_SOURCE_ARN: Final = "DeadLetterQueueSourceArn"
-_TOO_OFTEN: Final = "received too often"
-_SENT_DIRECTLY: Final = "sent there without a reason"
-
-
-@dataclass(slots=True)
-class Cause:
-    """Messages that were dead-lettered for the same reason.
-
-    Attributes:
-        reason: What ``dead_letter()`` wrote; empty if it wrote nothing.
-        messages: How many.
-        sources: The names of the queues that SQS moved them from.
-        oldest_seconds: The age of the oldest.
-    """
-
-    reason: str
-    messages: int = 0
-    sources: set[str] = field(default_factory=set)
-    oldest_seconds: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """The reason, or what is known without one."""
-        return self.reason or (_TOO_OFTEN if self.sources else _SENT_DIRECTLY)
-
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Why the messages of a dead-letter queue are there.
+    """What there is to move, and why it is there.
 
     Attributes:
-        queue_url: The queue.
+        queue_url: The dead-letter queue.
         attributes: What it says of itself.
+        destination_arn: The queue that takes all messages; None where each goes back to where it came from.
+        where: The same for people: ``back to orders``.
         sample: The messages that were looked at.
-        causes: Why they are there, the most frequent cause first.
-        chosen: How many of them to move.
-        back_to: The name of the only queue that they can go back to; empty if it is not known to be the only one.
+        causes: Why they are there.
     """
 
     queue_url: str
     attributes: QueueAttributes
+    destination_arn: str | None
+    where: str
     sample: Sample
     causes: Sequence[Cause]
-    chosen: int
-    back_to: str = ""
 
     @property
     def name(self) -> str:
@@ -122,39 +73,36 @@ class Survey:
         """Whether all messages that can be received were looked at."""
         return len(self.sample.messages) >= self.attributes.visible
 
+    @property
+    def to_move(self) -> int:
+        """About how many messages there are to move."""
+        return len(self.sample.messages) if self.is_whole else self.attributes.visible
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """How a move ended.
-
-    Attributes:
-        report: What was done: ``moved``, ``to_move`` and others.
-        interrupted: Whether the user ended it.
-        trouble: What went wrong, for people; empty if all went well.
-    """
-
-    report: Mapping[str, Any]
-    interrupted: bool = False
-    trouble: str = ""
+    @property
+    def counted(self) -> str:
+        """The same for people."""
+        return f"{'' if self.is_whole else 'about '}{_messages(self.to_move)}"
 
 
 def redrive(
     queue: Queue,
     to: Annotated[
         str | None,
-        typer.Option(metavar="QUEUE", help="Move all to this queue; by default each to where it came from."),
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option("--max", metavar="N", min=1, max=DEFAULT_MAX_MESSAGES, help="Move so many messages, at most."),
-    ] = None,
-    reason: Annotated[
-        str | None,
         typer.Option(
-            metavar="REGEX", help="Move only messages whose reason this is found in, as dead_letter() wrote it."
+            metavar="QUEUE", parser=queue_given, help="Move all to this queue; by default each to where it came from."
+        ),
+    ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_MOVES_PER_SECOND,
+            help="Move so many messages a second, at most; by default SQS chooses.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be moved.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the move task of the queue, if one runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before moving.")] = False,
     region: Region = None,
     profile: Profile = None,
@@ -163,173 +111,165 @@ def redrive(
 ) -> None:
     """Move the messages of a dead-letter queue back to their queues, after a summary of why they are there.
 
-    For the summary up to 1,000 messages are received, and given back at once. In a terminal it then asks. Ctrl-C stops
-    the move; what was moved stays moved, and it says how much that was.
+    For the summary up to 1,000 messages are received, and given back at once. In a terminal it then asks. SQS moves
+    them, by a move task. Ctrl-C cancels that; what was moved stays moved, and it says how much that was.
     """
-    order = MoveOrder(
-        queue=queue,
-        destination=to,
-        reason=reason,
-        # Without a reason, all that is looked at is moved.
-        max_messages=most if most is not None and reason is None else DEFAULT_MAX_MESSAGES,
-    )
-    try:
-        order.check()
-    except ValueError as error:
-        raise CommandError(str(error)) from None
     screen, aside = console(), Console(stderr=True, highlight=False)
-    with Session(aws_access(region, profile, endpoint_url), queue) as session:
-        with aside.status(Text(f"Looking at {queue} ...")), _unusable_as_bad_input():
-            survey = session.run(_survey(session.transport, order, is_whole=most is None and reason is None))
-        if not as_json:
-            _show(screen, survey, order, most)
-        if dry_run or not survey.chosen:
+    with Session(aws_access(region, profile, endpoint_url), queue) as session, _explained(queue):
+        if cancel:
+            if to is not None or rate is not None or dry_run:
+                raise CommandError("--cancel moves nothing: leave out --to, --rate and --dry-run")
+            url, cancelled = session.run(_cancel(session.transport, queue))
             if as_json:
-                print_json(_as_json(survey, order, None))
+                print_json({"queue_url": url, "move": None if cancelled is None else _report(cancelled)})
+            print_remarks(aside if as_json else screen, [_end_of_cancel(cancelled, queue)])
             return
-        if survey.sample.not_given_back and (most is not None or reason is not None):
-            raise CommandError(
-                f"{survey.sample.not_given_back} Nothing was moved: a message must be held while it is moved, which "
-                "takes sqs:ChangeMessageVisibility",
-                ExitCode.TROUBLE,
-            )
+        with aside.status(Text(f"Looking at {queue} ...")):
+            survey = session.run(_survey(session.transport, queue, to))
+        if not as_json:
+            _show(screen, survey, rate)
+        if dry_run or not survey.sample.messages:
+            if as_json:
+                print_json(_survey_as_json(survey, to, rate))
+            return
         if not yes and sys.stdin.isatty():
-            typer.confirm(_question(survey, order, most), default=False, abort=True, err=True)
-        try:
-            with _unusable_as_bad_input(), _progress(aside, survey, order, most) as (progress, task):
-                if most is None and reason is None:
-                    moved = session.run(_move_all(session.transport, order, progress, task))
-                else:
-                    moved = session.run(_move_some(session.transport, order, most, progress, task))
-        except OutcomeError as error:
-            moved = Moved(error.report, trouble=str(error))
+            typer.confirm(f"Move {survey.counted} of {survey.name} {survey.where}?", abort=True, err=True)
+        with _progress(aside, survey) as show:
+            task, is_interrupted = session.run(_move(session.transport, survey, rate, show))
+    is_interrupted = is_interrupted and task.status != COMPLETED
+    trouble = "" if is_interrupted else _trouble(task)
     if as_json:
-        print_json(_as_json(survey, order, moved))
-    print_remarks(aside if as_json else screen, [_end(moved, survey, order)])
-    if moved.interrupted:
+        report = {**_report(task), "interrupted": is_interrupted, "trouble": trouble or None}
+        print_json({**_survey_as_json(survey, to, rate), "move": report})
+    print_remarks(aside if as_json else screen, [_end(task, survey, trouble, is_interrupted=is_interrupted)])
+    if is_interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if moved.trouble:
+    if trouble:
         raise typer.Exit(ExitCode.TROUBLE)
 
 
 @contextmanager
-def _unusable_as_bad_input() -> Iterator[None]:
-    """Turn the error of a move that did nothing into one of the command."""
+def _explained(queue: str) -> Iterator[None]:
+    """Turn refusals into errors that say what to do."""
     try:
         yield
-    except NoMoveTasksError as error:
-        text = f"{str(error).partition(';')[0]}; --max {DEFAULT_MAX_MESSAGES} moves up to so many messages one by one"
-        raise CommandError(text, ExitCode.TROUBLE) from error
-    except OutcomeError as error:
-        if error.report:
-            raise
-        is_final = error.status == FAILED_FOR_GOOD
-        raise CommandError(str(error), ExitCode.BAD_INPUT if is_final else ExitCode.TROUBLE) from error
+    except SqsError as error:
+        said = error.text.lower()
+        if NOT_A_DEAD_LETTER_QUEUE in said:
+            raise _not_dead_letters(queue) from error
+        if ALREADY_RUNNING in said:
+            raise _runs_already(queue, None) from error
+        if error.code in UNKNOWN_CALL_CODES:
+            text = f"{queue}: this SQS server has no move tasks ({error.code})"
+            raise CommandError(text, ExitCode.TROUBLE) from error
+        if isinstance(error, AccessDeniedError):
+            text = f"{error} This prints all that a redrive needs: sqs-lease policy {queue} --redrive"
+            raise CommandError(text, ExitCode.TROUBLE) from error
+        raise
+
+
+def _not_dead_letters(queue: str) -> CommandError:
+    return CommandError(
+        f"{queue}: it is not the dead-letter queue of any queue, and SQS moves messages out of such queues only. Name "
+        "the dead-letter queue, or set it in the RedrivePolicy of the queue whose failed messages it takes"
+    )
+
+
+def _runs_already(queue: str, task: MoveTask | None) -> CommandError:
+    moved = "" if task is None else f" ({_moved(task)} moved)"
+    if task is not None and task.status == CANCELLING:
+        text = f"a move task of this queue is being cancelled{moved}. Try again when it has ended"
+    else:
+        text = f"a move task runs already for this queue{moved}, and SQS allows one. Wait for its end, or cancel it by "
+        text += f"`sqs-lease redrive {queue} --cancel`"
+    return CommandError(f"{queue}: {text}", ExitCode.TROUBLE)
 
 
 # Looking
 
 
-async def _survey(transport: RedriveTransport, order: MoveOrder, *, is_whole: bool) -> Survey:
-    url = await transport.queue_url(order.queue)
+async def _survey(transport: RedriveTransport, queue: str, to: str | None) -> Survey:
+    url = await transport.queue_url(queue)
     attributes = await transport.queue_attributes(url)
-    await named_destination(transport, order, url)
-    back_to = None
-    # Asked first: to look at the messages of a queue that is at work would count as a receive of them.
-    if is_whole or order.destination is None:
-        back_to = await only_source(transport, url)
-        if back_to is None and attributes.dead_letter_arn is not None:
-            # Nothing says that it is a dead-letter queue, and it has one itself.
-            raise CommandError(
-                f"{order.queue} may be a queue at work: it has a dead-letter queue, "
-                f"{queue_reference(attributes.dead_letter_arn).name}. Name that one, or move its messages with --to "
-                "and --max or --reason"
-            )
+    destination_arn = None if to is None else await _named_destination(transport, queue, url, to)
+    # All is asked before the messages are received: to look at those of a queue that is at work would count as a
+    # receive, and a move task that runs leaves out what is in flight.
+    sources = await _sources(transport, queue, url)
+    if sources is None and attributes.dead_letter_arn is not None:
+        raise CommandError(
+            f"{queue} may be a queue at work: it has a dead-letter queue, "
+            f"{queue_reference(attributes.dead_letter_arn).name}. Name that one. If {queue} is a dead-letter queue "
+            "itself, allow sqs:ListDeadLetterSourceQueues, which tells"
+        )
+    active = active_task(await transport.move_tasks(attributes.arn))
+    if active is not None:
+        raise _runs_already(queue, active)
+    if to is not None:
+        where = f"to {queue_reference(to).name}"
+    elif sources is not None and len(sources) == 1:
+        # Named, because a message that dead_letter() sent does not say where it came from, and would end the task.
+        # A dead-letter queue is in the account and the region of its source queues.
+        name = queue_reference(sources[0]).name
+        destination_arn, where = f"{attributes.arn.rpartition(':')[0]}:{name}", f"back to {name}"
+    else:
+        where = "back to where they came from"
     sample = await look(transport, url, SURVEYED_MESSAGES)
-    causes = _causes(sample)
-    name = "" if back_to is None else queue_reference(back_to).name
-    if set().union(*(cause.sources for cause in causes)) - {name}:
-        name = ""
-    chosen = await order.choose(sample.messages, SystemClock())
-    return Survey(url, attributes, sample, causes, len(chosen), name)
+    return Survey(url, attributes, destination_arn, where, sample, causes_of(sample))
 
 
-def _causes(sample: Sample) -> list[Cause]:
-    causes: dict[tuple[str, bool], Cause] = {}
-    for message in sample.messages:
-        reason, source = _reason(message), message.attributes.get(_SOURCE_ARN)
-        cause = causes.setdefault((reason, source is None), Cause(reason))
-        cause.messages += 1
-        cause.oldest_seconds = max(cause.oldest_seconds, age_seconds(message, sample.looked_at) or 0.0)
-        if source is not None:
-            cause.sources.add(queue_reference(source).name)
-    return sorted(causes.values(), key=lambda cause: (-cause.messages, cause.text))
+async def _named_destination(transport: RedriveTransport, queue: str, url: str, to: str) -> str:
+    destination_url = await transport.queue_url(to)
+    if destination_url == url:
+        raise CommandError(f"messages of {queue} cannot be moved to the same queue")
+    if destination_url.endswith(FIFO_SUFFIX) != url.endswith(FIFO_SUFFIX):
+        raise CommandError(f"messages of {queue} cannot be moved to {to}: one is a FIFO queue and the other is not")
+    return to if to.startswith("arn:") else (await transport.queue_attributes(destination_url)).arn
 
 
-def _reason(message: Message) -> str:
-    return str(message.message_attributes.get(REASON_ATTRIBUTE, {}).get("StringValue") or "")
+async def _sources(transport: RedriveTransport, queue: str, url: str) -> Sequence[str] | None:
+    """The URLs of the queues whose dead-letter queue this is; None where that cannot be asked."""
+    try:
+        sources = await transport.dead_letter_sources(url)
+    except SqsError as error:
+        # Emulators may lack this call, and who may move need not be allowed to list.
+        if error.verdict is not Verdict.REFUSED or isinstance(error, QueueNotFoundError):
+            raise
+        return None
+    if not sources:
+        raise _not_dead_letters(queue)
+    return sources
 
 
 # Moving
 
 
-async def _move_all(transport: RedriveTransport, order: MoveOrder, progress: Progress, task: TaskID) -> Moved:
-    clock = SystemClock()
-    started = await start(transport, order, clock)
-
-    def show(move: MoveTask) -> None:
-        progress.update(task, completed=move.moved, total=move.to_move)
-
+async def _move(
+    transport: RedriveTransport, survey: Survey, rate: int | None, show: Callable[[MoveTask], None]
+) -> tuple[MoveTask, bool]:
+    """Move, and return the task at its end, with whether the user cancelled it by Ctrl-C."""
+    starting = asyncio.ensure_future(FollowedTask.start(transport, survey.attributes.arn, survey.destination_arn, rate))
     try:
-        return Moved(await follow(transport, started, clock, on_progress=show, look_seconds=LOOK_SECONDS))
+        started = await asyncio.shield(starting)
+        return await started.follow(show), False
     except asyncio.CancelledError:
-        return await _cancelled(transport, started, clock)
+        # The start may be on its way, and a task that nobody follows would go on.
+        await end_of(starting)
+        return await starting.result().cancel(), True
 
 
-async def _cancelled(transport: RedriveTransport, started: StartedMove, clock: Clock) -> Moved:
-    try:
-        move = await cancel(transport, started, clock)
-        give_up_at = clock.now() + CANCELLED_SECONDS
-        while move is not None and move.is_active and clock.now() < give_up_at:
-            await asyncio.sleep(LOOK_SECONDS / 4)
-            move = started.find(await transport.move_tasks(started.source_arn)) or move
-    except SqsError as error:
-        trouble = f"the move task may go on, because it could not be cancelled: {error}. Cancel it in the AWS console"
-        return Moved({}, interrupted=True, trouble=trouble)
-    if move is None:
-        return Moved({}, interrupted=True)
-    return Moved({"status": move.status, "moved": move.moved, "to_move": move.to_move}, interrupted=True)
-
-
-async def _move_some(
-    transport: RedriveTransport, order: MoveOrder, most: int | None, progress: Progress, task: TaskID
-) -> Moved:
-    counts = MoveCounts()
-
-    async def show() -> None:
-        while True:
-            progress.update(task, completed=counts.moved)
-            await asyncio.sleep(LOOK_SECONDS / 4)
-
-    showing = asyncio.get_running_loop().create_task(show())
-    try:
-        async with Keeper(transport) as keeper:
-            report = await move_filtered(
-                transport, keeper, order, takeover_seconds=TAKEOVER_SECONDS, max_moved=most, counts=counts
-            )
-    except asyncio.CancelledError:
-        return Moved({"moved": counts.moved, "to_move": counts.matched}, interrupted=True)
-    finally:
-        showing.cancel()
-        progress.update(task, completed=counts.moved)
-    return Moved(report)
+async def _cancel(transport: RedriveTransport, queue: str) -> tuple[str, MoveTask | None]:
+    """Cancel the move task of a queue. Return the queue's URL and the task; None where none runs."""
+    url = await transport.queue_url(queue)
+    running = await FollowedTask.running(transport, (await transport.queue_attributes(url)).arn)
+    return url, None if running is None else await running.cancel()
 
 
 # Showing
 
 
 @contextmanager
-def _progress(aside: Console, survey: Survey, order: MoveOrder, most: int | None) -> Iterator[tuple[Progress, TaskID]]:
+def _progress(aside: Console, survey: Survey) -> Iterator[Callable[[MoveTask], None]]:
+    """Draw a bar in a terminal while the block runs; it is given the task as SQS lists it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -337,118 +277,88 @@ def _progress(aside: Console, survey: Survey, order: MoveOrder, most: int | None
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=aside, disable=not aside.is_terminal, expand=True) as progress:
-        yield progress, progress.add_task("Moving", total=_to_move(survey, order, most))
+        bar = progress.add_task("Moving", total=survey.to_move)
+        yield lambda task: progress.update(bar, completed=task.moved, total=task.to_move)
 
 
-def _to_move(survey: Survey, order: MoveOrder, most: int | None) -> int:
-    """About how many messages there are to move, as far as the survey tells."""
-    about = survey.chosen if survey.is_whole or order.reason is not None else survey.attributes.visible
-    return about if most is None else min(about, most)
-
-
-def _question(survey: Survey, order: MoveOrder, most: int | None) -> str:
-    about = _to_move(survey, order, most)
-    return f"Move {'' if survey.is_whole else 'about '}{_counted(about)} of {survey.name} {_where(survey, order)}?"
-
-
-def _counted(messages: int) -> str:
-    return "1 message" if messages == 1 else f"{messages:,} messages"
-
-
-def _where(survey: Survey, order: MoveOrder) -> str:
-    if order.destination is not None:
-        return f"to {queue_reference(order.destination).name}"
-    return f"back to {survey.back_to}" if survey.back_to else "back to where they came from"
-
-
-def _show(screen: Console, survey: Survey, order: MoveOrder, most: int | None) -> None:
+def _show(screen: Console, survey: Survey, rate: int | None) -> None:
     looked_at = len(survey.sample.messages)
     if not looked_at:
         held = f" ({survey.attributes.in_flight:,} are in flight)" if survey.attributes.in_flight else ""
         screen.print(f"There is no message in {survey.name} to move{held}.", markup=False)
         return
-    part = _counted(looked_at) if survey.is_whole else f"{looked_at:,} of about {_counted(survey.attributes.visible)}"
+    part = _messages(looked_at) if survey.is_whole else f"{looked_at:,} of {survey.counted}"
     screen.print(f"{survey.name}: why {part} came there", markup=False)
-    screen.print(_table(survey, order))
-    print_remarks(screen, _remarks(survey, order, most))
+    screen.print(causes_table(survey.causes))
+    print_remarks(screen, _remarks(survey, rate))
 
 
-def _table(survey: Survey, order: MoveOrder) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("reason", overflow="fold")
-    table.add_column("messages", justify="right", no_wrap=True)
-    table.add_column("oldest", justify="right", no_wrap=True)
-    has_sources = any(cause.sources for cause in survey.causes)
-    if has_sources:
-        table.add_column("from", overflow="fold")
-    pattern = order.pattern()
-    for cause in survey.causes[:REASONS_SHOWN]:
-        stays = pattern is not None and pattern.search(cause.reason) is None
-        text = harmless(cause.text)
-        table.add_row(
-            Text(
-                text if len(text) <= REASON_CHARACTERS else f"{text[: REASON_CHARACTERS - 1]}…",
-                style="" if cause.reason else "italic",
-            ),
-            f"{cause.messages:,}",
-            shown_duration(round(cause.oldest_seconds)),
-            *([Text(", ".join(sorted(cause.sources)))] if has_sources else []),
-            style="dim" if stays else "",
-        )
-    return table
-
-
-def _remarks(survey: Survey, order: MoveOrder, most: int | None) -> Iterator[tuple[Mark, str]]:
-    if len(survey.causes) > REASONS_SHOWN:
-        others = survey.causes[REASONS_SHOWN:]
+def _remarks(survey: Survey, rate: int | None) -> Iterator[tuple[Mark, str]]:
+    others = survey.causes[CAUSES_SHOWN:]
+    if others:
         messages = sum(cause.messages for cause in others)
         yield Mark.NOTE, f"{len(others):,} other reasons, of {messages:,} messages, are not shown; --json has them."
     if survey.sample.not_given_back:
         yield Mark.BAD, survey.sample.not_given_back
     if survey.attributes.fifo and not survey.is_whole:
         yield Mark.NOTE, "SQS shows no message of a group behind one that is looked at."
-    if not survey.chosen:
-        yield Mark.WARNING, f"No reason matches {order.reason!r}: nothing to move."
-        return
-    about = _to_move(survey, order, most)
-    by = "SQS moves them" if order.reason is None and most is None else "They are received, sent and deleted one by one"
-    least = "" if survey.is_whole else "at least " if order.reason is not None and most is None else "about "
-    yield Mark.NOTE, f"To move: {least}{about:,}, {_where(survey, order)}. {by}."
+    pace = "" if rate is None else f", at most {rate} a second"
+    yield Mark.NOTE, f"To move: {survey.counted}, {survey.where}. SQS moves them{pace}."
 
 
-def _end(moved: Moved, survey: Survey, order: MoveOrder) -> tuple[Mark, str]:
-    if not moved.report:
-        return Mark.BAD, f"Stopped. SQS does not say how many messages were moved. {moved.trouble}".strip()
-    done, to_move = moved.report["moved"], moved.report["to_move"]
-    text = _counted(done) if to_move in (None, done) else f"{done:,} of {_counted(to_move)}"
-    if moved.interrupted:
+def _end(task: MoveTask, survey: Survey, trouble: str, *, is_interrupted: bool) -> tuple[Mark, str]:
+    moved = _moved(task)
+    if is_interrupted:
         rest = f"The others are in {survey.name} still; run it again for them."
-        return Mark.WARNING, f"Stopped. Moved until then: {text}, {_where(survey, order)}. {rest}"
-    if moved.trouble:
-        trouble = moved.trouble.replace("name the destination", "name the destination with --to")
-        done_of = f"{done:,}" if to_move is None else f"{done:,} of {_counted(to_move)}"
-        return Mark.BAD, f"Moved {done_of} {_where(survey, order)}. {trouble[:1].upper()}{trouble[1:]}"
-    return Mark.GOOD, f"Moved {text} {_where(survey, order)}."
+        return Mark.WARNING, f"Stopped. Moved until then: {moved}, {survey.where}. {rest}"
+    return Mark.BAD if trouble else Mark.GOOD, f"Moved {moved} {survey.where}. {trouble}".rstrip()
 
 
-def _as_json(survey: Survey, order: MoveOrder, moved: Moved | None) -> dict[str, Any]:
-    answer: dict[str, Any] = {
+def _end_of_cancel(task: MoveTask | None, queue: str) -> tuple[Mark, str]:
+    if task is None:
+        return Mark.NOTE, f"No move task of {queue} runs."
+    if task.status in (CANCELLED, CANCELLING):
+        return Mark.GOOD, f"Cancelled. Moved until then: {_moved(task)}. The others are in {queue} still."
+    return Mark.NOTE, f"The move task ended before it was cancelled: {task.status}, {_moved(task)} moved."
+
+
+def _trouble(task: MoveTask) -> str:
+    """Why a task did not move all messages, and what to do; empty if it did."""
+    if task.status in (CANCELLED, CANCELLING):
+        return "The move task was cancelled, but not by this command."
+    if task.status == COMPLETED:
+        return ""
+    if task.failure == UNKNOWN_SOURCE:
+        return (
+            "A message was sent to the dead-letter queue directly, as dead_letter() does, so SQS does not know which "
+            "queue it came from: name the destination with --to."
+        )
+    return (
+        f"The move task failed with {task.failure or 'no reason given'}: check that the destination exists and that "
+        "you may sqs:SendMessage to it."
+    )
+
+
+def _moved(task: MoveTask) -> str:
+    if task.to_move is None or task.to_move == task.moved:
+        return _messages(task.moved)
+    return f"{task.moved:,} of {_messages(task.to_move)}"
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+def _report(task: MoveTask) -> dict[str, Any]:
+    return {"status": task.status, "moved": task.moved, "to_move": task.to_move}
+
+
+def _survey_as_json(survey: Survey, to: str | None, rate: int | None) -> dict[str, Any]:
+    return {
         "queue_url": survey.queue_url,
-        "to": order.destination,
-        "reason": order.reason,
+        "to": to,
+        "rate": rate,
         "visible": survey.attributes.visible,
         "looked_at": len(survey.sample.messages),
-        "matching": survey.chosen,
-        "causes": [
-            {
-                "reason": cause.reason or None,
-                "messages": cause.messages,
-                "oldest_seconds": cause.oldest_seconds,
-                "sources": sorted(cause.sources),
-            }
-            for cause in survey.causes
-        ],
+        "causes": causes_as_json(survey.causes),
     }
-    if moved is not None:
-        answer["move"] = {**moved.report, "interrupted": moved.interrupted, "trouble": moved.trouble or None}
-    return answer

@@ -1,4 +1,4 @@
-"""Calls to SQS for one command: transports and an event loop that live as long as the command, and Ctrl-C."""
+"""Calls to SQS for one command: a transport and an event loop that live as long as the command, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sqs_lease.cli.output import CommandError
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
-from sqs_lease.sqs.validation import queue_reference
 
 PATIENCE_SECONDS: Final = 15.0
 """For so long after the first Ctrl-C, further ones are ignored: messages are being given back."""
@@ -29,24 +28,15 @@ class Session:
     Args:
         access: How to reach AWS.
         queue: The queue's name, URL or ARN: it may name the region and the endpoint, and errors name it.
-        others: More queues; those of other regions and endpoints get transports of their own.
 
     Raises:
         CommandError: A URL is not of the endpoint that was given or configured.
         sqs_lease.sqs.errors.SqsError: No client can be made.
     """
 
-    def __init__(self, access: AwsAccess, queue: str, *others: str) -> None:
-        self._transports: dict[tuple[str | None, str | None], RedriveTransport] = {}
-        self._of_queue: dict[str, RedriveTransport] = {}
-        for each in (queue, *others):
-            own = own_access(access, each)
-            place = queue_reference(each).region, own.endpoint_url
-            if place not in self._transports:
-                client = boto3_client.make_client(own, queue=each)
-                self._transports[place] = blocking.open_transport(client, each)
-            self._of_queue[each] = self._transports[place]
-        self.transport: RedriveTransport = self.transport_of(queue)
+    def __init__(self, access: AwsAccess, queue: str) -> None:
+        client = boto3_client.make_client(own_access(access, queue), queue=queue)
+        self.transport: RedriveTransport = blocking.open_transport(client, queue)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -56,14 +46,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            for transport in self._transports.values():
-                self._runner.run(transport.aclose())
+            self._runner.run(self.transport.aclose())
         finally:
             self._runner.close()
-
-    def transport_of(self, queue: str) -> RedriveTransport:
-        """What reaches one of the queues that were given."""
-        return self._of_queue[queue]
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited.

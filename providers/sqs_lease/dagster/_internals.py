@@ -1217,9 +1217,8 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
 def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
     """Return the context of a run for an executor that another one hands the steps to.
 
-    Executors may look for themselves there: Celery's asks ``plan_context.executor`` for its broker. There is no public
-    way to say so. Where Dagster builds its context differently, the run fails as it starts, before a message is
-    received.
+    An executor may look for itself there, as ``plan_context.executor``. There is no public way to say so. Where Dagster
+    builds its context differently, the run fails as it starts, before a message is received.
 
     Args:
         plan_context: The context that the outer executor was given.

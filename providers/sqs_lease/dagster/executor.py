@@ -1,9 +1,12 @@
 """One batch over a run of several steps: an executor whose run worker receives, extends and settles.
 
 The run worker receives when the run starts, writes the messages where the steps find them, and lets another executor
-run the steps: in processes beside it, in the run worker itself, or in containers anywhere, while a thread of the run
-worker extends the leases. What the steps say and how they end decides at the end what becomes of each message
-(:mod:`sqs_lease.dagster.verdict`).
+run the steps, in processes beside it or in the run worker itself, while a thread of the run worker extends the leases.
+What the steps say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.verdict`).
+
+The steps end with their run worker: it can end them before it gives their messages to others, and where it is killed
+they end themselves (:mod:`sqs_lease.dagster.run_batch.parent_watch`). Neither is possible in another container or on
+another machine, so such steps are refused the batch, and receive messages of their own instead.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
-from sqs_lease.dagster.run_batch.elsewhere import end_steps_elsewhere
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.parent_watch import working_on
 from sqs_lease.dagster.run_batch.run_folders import (
     check_workspace,
     is_run_batch,
@@ -52,10 +55,9 @@ from sqs_lease.dagster.run_batch.run_folders import (
     run_batch_uri,
     workspace_path,
 )
-from sqs_lease.dagster.run_batch.signs_of_life import signs_of_life
 from sqs_lease.dagster.verdict import StepEnds, verdict
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
-from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError
+from sqs_lease.keeper.session import LeaseSettings, SettlementError
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 
@@ -71,6 +73,19 @@ logger = logging.getLogger(__name__)
 
 STEPS_END_SECONDS: Final = 10.0
 """How long steps may take to end by an interruption, where the executor failed with them under way."""
+
+_RUN_STEPS_ELSEWHERE: Final = frozenset(
+    {
+        "dagster_aws",
+        "dagster_celery",
+        "dagster_celery_docker",
+        "dagster_celery_k8s",
+        "dagster_dask",
+        "dagster_docker",
+        "dagster_k8s",
+    }
+)
+"""Dagster's libraries of executors that run steps in containers or on other machines."""
 
 
 class HeldElsewhereError(RuntimeError):
@@ -113,8 +128,12 @@ def sqs_lease_executor(
 
     By default each step runs in a process of its own on the run worker's machine, as Dagster's
     ``multiprocess_executor`` has it. ``around`` is the executor that runs the steps instead: ``in_process_executor``,
-    ``k8s_job_executor``, ``docker_executor``, ``celery_executor``, one of your own. The configuration of a run, the
-    requirements and the retries are those of that executor.
+    ``multi_or_in_process_executor``, or one of your own that runs them in the run worker. The configuration of a run,
+    the requirements and the retries are those of that executor.
+
+    Steps on Kubernetes, ECS, Docker, Celery or Dask have no part in the batch of a run: nothing would end them before
+    others receive their messages. Give the job the executor that runs them there, without this one, and lease in each
+    step; ``queue.lease(context)`` then receives, holds and settles in the process of the step.
 
     Args:
         queue: The queue. What ``EnvVar`` names is read in the run worker.
@@ -129,13 +148,14 @@ def sqs_lease_executor(
         on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
             ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
         around: The executor that runs the steps; ``multiprocess_executor`` by default. What it needs is configured on
-            it: ``around=k8s_job_executor.configured({...})``.
+            it: ``around=dg.in_process_executor.configured({...})``.
         max_concurrent: How many steps run at once, where the run's configuration does not say; by default as many as
             there are processors. Not with ``around``, which has settings of its own.
 
     Raises:
         TypeError: ``queue``, ``workspace`` or ``around`` is of another type.
-        ValueError: An argument is out of range, or ``max_concurrent`` is given with ``around``.
+        ValueError: An argument is out of range, ``max_concurrent`` is given with ``around``, or ``around`` runs steps
+            in containers or on other machines.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     check_queue_resource(queue, "sqs_lease_executor")
@@ -182,12 +202,28 @@ def _inner(around: object, max_concurrent: int | None) -> dg.ExecutorDefinition:
         around = dg.ExecutorDefinition.hardcoded_executor(around)
     if not isinstance(around, dg.ExecutorDefinition):
         raise TypeError(f"around of sqs_lease_executor must be a Dagster executor, not {around!r}")
+    _refuse_steps_elsewhere(around)
     if max_concurrent is not None:
         raise ValueError(
             "sqs_lease_executor takes no max_concurrent with around: configure that executor, for example "
             'around=dg.multiprocess_executor.configured({"max_concurrent": 2})'
         )
     return around
+
+
+def _refuse_steps_elsewhere(around: dg.ExecutorDefinition) -> None:
+    """Refuse an executor that is known to run steps elsewhere, before a run receives messages in vain.
+
+    What launchers of others do cannot be known here: their steps are refused the batch at ``lease()``.
+    """
+    made_in = getattr(around.executor_creation_fn, "__module__", "")
+    if made_in.partition(".")[0] in _RUN_STEPS_ELSEWHERE:
+        raise ValueError(
+            f"sqs_lease_executor does not hold messages for steps that {around.name!r} of {made_in} runs: they are in "
+            "containers or on other machines than the run worker, so nothing would end them before others receive "
+            "their messages. Give the job that executor itself (executor_def=), without sqs_lease_executor, and lease "
+            "in each step: queue.lease(context) then receives, holds and settles in the process of the step"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,19 +280,18 @@ class LeaseExecutor(dg.Executor):
         inner_context = orchestrated_by(plan_context, self._steps)
         ended_by: BaseException | None = None
         with ExitStack() as leaving:
+            leaving.enter_context(working_on(run.run_id))
             leaving.callback(_remove, folder)
             with dg.raise_execution_interrupts():
                 # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
                 batch = leaving.enter_context(leasing.lease(queue))
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
-            is_begun = False
             try:
-                _store(batch, run_batch_id(run.run_id), folder, leaving)
+                _store(batch, run_batch_id(run.run_id), folder)
                 add_run_tags(instance, run.run_id, {BATCH_TAG: uri})
                 received = f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}"
                 yield from executor_events(plan_context, received)
-                is_begun = True
                 try:
                     for event in self._steps.execute(inner_context, execution_plan):
                         ends.see(event)
@@ -266,36 +301,30 @@ class LeaseExecutor(dg.Executor):
                     ended_by = error
                     _end_steps(others)
                 if ends.is_interrupted:
-                    _give_up(batch, ends, folder)
+                    batch.release(batch)
                 else:
                     is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
-                    has_ended = ended_by is None or end_steps_elsewhere(folder, ends.attempts(), STEPS_END_SECONDS)
-                    _settle(batch, ends, folder, plan_context, is_whole=is_whole, has_ended=has_ended)
+                    _settle(batch, ends, folder, plan_context, is_whole=is_whole)
             except BaseException as error:
                 # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
                 _end_steps(others)
-                if is_begun:
-                    _give_up(batch, ends, folder)
-                else:
-                    batch.release(batch)
+                batch.release(batch)
                 if not isinstance(error, dg.DagsterExecutionInterruptedError):
                     if ended_by is not None:
                         error.add_note(f"Before that, the executor of the steps failed: {type(ended_by).__name__}")
                     raise
                 ended_by = error
             workers = worked_on_by(folder)
-            steps = {name for name, _ in ends.attempts()} & _names(folder)
+            steps = ends.ends().keys() & _names(folder)
         _observe(plan_context, steps, batch, queue)
         yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
             raise ended_by
 
 
-def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder, leaving: ExitStack) -> None:
+def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
     try:
         folder.create(batch_id=batch_id, queue_url=batch.queue_url, messages=list(batch))
-        if len(batch):
-            leaving.enter_context(signs_of_life(folder, batch.certain_seconds))
     except Exception as error:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
@@ -326,23 +355,6 @@ def _is_whole(
     return not unfinished
 
 
-def _give_up(batch: OwnLeasedBatch, ends: StepEnds, folder: BatchFolder) -> None:
-    """Give all messages back that are not settled, once no step works on them."""
-    _give_back(batch, batch, has_ended=end_steps_elsewhere(folder, ends.attempts(), STEPS_END_SECONDS))
-
-
-def _give_back(batch: OwnLeasedBatch, messages: Messages, *, has_ended: bool) -> None:
-    if has_ended:
-        batch.release(messages)
-        return
-    logger.warning(
-        "Steps that run elsewhere may be at work on messages of %s still: these come back when their visibility "
-        "timeout ends",
-        batch.queue_url,
-    )
-    batch.expire(messages)
-
-
 def _settle(
     batch: OwnLeasedBatch,
     ends: StepEnds,
@@ -350,7 +362,6 @@ def _settle(
     plan_context: PlanOrchestrationContext,
     *,
     is_whole: bool,
-    has_ended: bool,
 ) -> None:
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces(), is_whole=is_whole)
     if any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context):
@@ -368,7 +379,7 @@ def _settle(
     for why, failed in decided.failed.items():
         if why.errors:
             settling.append(partial(batch.fail, failed, why.reason, errors=why.errors))
-    settling += [partial(_give_back, batch, decided.released, has_ended=has_ended), partial(batch.succeed, done)]
+    settling += [partial(batch.release, decided.released), partial(batch.succeed, done)]
     refused: list[SettlementError] = []
     for settle in settling:
         try:

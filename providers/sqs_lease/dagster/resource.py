@@ -187,7 +187,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             ValueError: An argument is out of range.
             TypeError: An argument is of another type.
-            BatchFolderError: The run's batch cannot be read.
+            BatchFolderError: The run's batch cannot be read, or ``sqs_lease_executor`` holds it and the run worker did
+                not start this process.
 
         The ``with`` statement raises
 

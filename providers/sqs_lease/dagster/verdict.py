@@ -315,10 +315,6 @@ class StepEnds:
         """How the steps that came to an end did so, by key; skipped ones are not among them."""
         return self._ends
 
-    def attempts(self) -> set[tuple[str, str]]:
-        """The last attempts that came to an end: the step's key, and the name of the attempt."""
-        return {(key, end.attempt) for key, end in self._ends.items()}
-
     def unfinished(self, planned: Iterable[str]) -> set[str]:
         """The steps of a plan of which no end was seen; none where one that failed may be why.
 

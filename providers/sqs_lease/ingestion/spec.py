@@ -188,7 +188,7 @@ def _texts(value: Any, place: str) -> None:
 
 
 def _read(value: Any, place: str) -> None:
-    checks = {"delimiter": _text, "row_tag": _text, "threads": _number, "tasks": _number}
+    checks = {"delimiter": _text, "threads": _number, "tasks": _number}
     _check_names(_mapping(value, place), checks, place)
     for name, one in value.items():
         checks[name](one, f"{place}[{name!r}]")
@@ -265,7 +265,7 @@ SOURCES: Final[Mapping[str, Kind]] = {
     "text": Kind(optional={"column": _text}),
     "variant": Kind(optional={"column": _text}),
     "s3-events": Kind(
-        required={"format": _one_of("jsonl", "json", "xml", "csv", "parquet", "orc", "avro"), "schema": _text},
+        required={"format": _one_of("jsonl", "json", "csv", "parquet"), "schema": _text},
         optional={
             "path_columns": _text,
             "read": _read,

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sqs_lease.spark.batch_reader import BatchDataSource
     from sqs_lease.spark.columns import NOTHING_TO_STORE
     from sqs_lease.spark.errors import (
         BatchIdReusedError,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from sqs_lease.spark.ingestion import IngestResult, ingest
     from sqs_lease.spark.java_home import require_java
     from sqs_lease.spark.ledger import Ledger
-    from sqs_lease.spark.rejected import rejected_messages
     from sqs_lease.spark.session import local_session
     from sqs_lease.spark.sinks.delta.sink import DeltaSink, DeltaTarget
     from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
@@ -36,13 +34,7 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sources.functions import ParserSource, SparkSource
     from sqs_lease.spark.sources.json import JsonSource
     from sqs_lease.spark.sources.pinned_schema import InferredSchema
-    from sqs_lease.spark.sources.s3_events import (
-        ExtendedClientSource,
-        ListedObjects,
-        S3EventsSource,
-        S3Read,
-        listed_objects,
-    )
+    from sqs_lease.spark.sources.s3_events import ExtendedClientSource, S3EventsSource, S3Read
     from sqs_lease.spark.sources.sns import SnsEnvelope
     from sqs_lease.spark.sources.source import Source
     from sqs_lease.spark.sources.whole_bodies import TextSource, VariantSource
@@ -51,7 +43,6 @@ __all__ = [
     "NOTHING_TO_STORE",
     "ArrayElements",
     "AttributeColumns",
-    "BatchDataSource",
     "BatchIdReusedError",
     "DeltaSink",
     "DeltaTarget",
@@ -64,7 +55,6 @@ __all__ = [
     "JsonSource",
     "LeaseLostError",
     "Ledger",
-    "ListedObjects",
     "NativeDeltaSink",
     "Overtaken",
     "ParquetSink",
@@ -86,22 +76,18 @@ __all__ = [
     "WorkspaceError",
     "WriteAheadSink",
     "ingest",
-    "listed_objects",
     "local_session",
-    "rejected_messages",
     "require_java",
 ]
 
 # The modules of the names that are exported.
 _MODULES: Final = {
-    "batch_reader": "BatchDataSource",
     "columns": "NOTHING_TO_STORE",
     "errors": "BatchIdReusedError IngestionError JavaError LeaseLostError ReconciliationError RowsRefusedError "
     "SchemaError TableError WorkspaceError",
     "ingestion": "IngestResult ingest",
     "java_home": "require_java",
     "ledger": "Ledger",
-    "rejected": "rejected_messages",
     "session": "local_session",
     "sinks.delta.sink": "DeltaSink DeltaTarget",
     "sinks.iceberg_sink": "IcebergSink",
@@ -115,7 +101,7 @@ _MODULES: Final = {
     "sources.functions": "ParserSource SparkSource",
     "sources.json": "JsonSource",
     "sources.pinned_schema": "InferredSchema",
-    "sources.s3_events": "ExtendedClientSource ListedObjects S3EventsSource S3Read listed_objects",
+    "sources.s3_events": "ExtendedClientSource S3EventsSource S3Read",
     "sources.sns": "SnsEnvelope",
     "sources.source": "Source",
     "sources.whole_bodies": "TextSource VariantSource",

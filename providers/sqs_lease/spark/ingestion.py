@@ -39,12 +39,13 @@ from sqs_lease.ingestion.result import CleanUp, StoredResult
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
+from sqs_lease.spark.job_watch import StillHeld, watched_jobs
 from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
-from sqs_lease.spark.progress import StillHeld, progress_bar, watched_jobs
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
+from sqs_lease.spark.sinks.jars import require_spark
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
 from sqs_lease.spark.spark_errors import kind_of
@@ -138,7 +139,6 @@ def ingest(
     batch_id: str | None = None,
     rejects: Sink | None = None,
     still_held: StillHeld | None = None,
-    progress: bool = False,
     longest_wait_seconds: float = LIMIT_SECONDS,
 ) -> IngestResult:
     """Store a batch of messages, each exactly once.
@@ -164,8 +164,6 @@ def ingest(
             caller's.
         still_held: Says by a true value that the messages are still held; asked every few seconds in a thread of its
             own, and right before a commit. Once it says no, the Spark jobs are cancelled and nothing more is committed.
-        progress: True shows in a terminal or a notebook, in one line on standard error, what the ingestion does and how
-            many of Spark's tasks are done; nothing is shown anywhere else. False, the default, only logs it.
         longest_wait_seconds: How long others are waited for who write the same table: commits that are refused, locks
             of PostgreSQL, the lock of a pinned schema. 10 minutes by default.
 
@@ -178,7 +176,8 @@ def ingest(
         ManifestError: The manifest cannot be used.
         ReconciliationError: Not every message is accounted for; nothing was committed.
         SchemaError: The schema cannot be used, or does not fit the table.
-        TableError: The table cannot be used, or others write it for longer than ``longest_wait_seconds``.
+        TableError: The table cannot be used, this Spark has no jars that were tested with its sink, or others write it
+            for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
         TypeError, ValueError: ``messages`` holds something that is no message.
     """
@@ -186,6 +185,8 @@ def ingest(
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
     if not longest_wait_seconds > 0:
         raise ValueError(f"longest_wait_seconds must be more than 0, not {longest_wait_seconds}")
+    for one in (sink, rejects):
+        require_spark(one, spark.version)
     checker = source.checker()
     keys_of = source.keys if isinstance(source, KeyedSource) else None
     with (
@@ -199,8 +200,7 @@ def ingest(
         message_ids = batch.messages[MESSAGE_ID]
         batch_id = batch_id or default_id(source.identity, message_ids, batch.messages[RECEIVE_COUNT])
         name = f"batch {batch_id}"
-        with watched_jobs(spark, name, still_held, progress_bar(name) if progress else None) as watch:
-            watch.begin_step("opening the table")
+        with watched_jobs(spark, name, still_held) as watch:
             try:
                 record = source.columns(batch.accepted(spark), checker)
             except NothingToInferError:
@@ -222,14 +222,12 @@ def ingest(
                 asks_of_rejects=cleaner is not None,
                 store_rejects=store_rejects,
                 before_commit=watch.require_held,
-                begin_step=watch.begin_step,
             )
             loaded = loading.load(
                 MessageParser(spark, batch, lambda given: source.parse(given, record), by_tasks).parse
             )
             result = _result(batch, batch_id, loaded, rejects_stored=rejects is not None, waited_seconds=waits.seconds)
             if cleaner is not None:
-                watch.begin_step("cleaning up what the messages were read from")
                 result = replace(result, objects=_clean_up(cleaner, spark, batch, loaded, name, watch.look))
     _report(result)
     return result

@@ -135,17 +135,6 @@ class Ledger:
         self.place.existing()
         OpenLedger(self.place, self.clock).bind()
 
-    def newest(self) -> Abandoned | None:
-        """The only batch that :meth:`abandon` can give up; None if the newest one has no rows. Nothing is written.
-
-        The table may have taken it: the ledger does not know.
-
-        Raises:
-            TableError: There is no ledger, or it cannot be read.
-        """
-        self.place.existing()
-        return OpenLedger(self.place, self.clock).snapshot().staged()
-
     def abandon(self, batch_id: str) -> Abandoned:
         """Give up a batch that was admitted and that the table cannot take, so that later ones go on.
 
@@ -163,9 +152,10 @@ class Ledger:
 
         Raises:
             TableError: It is not the newest batch of the ledger, the only one that can be half-done; it had no rows to
-                add; or the ledger cannot be read or written, or changed meanwhile.
+                add; or there is no ledger, or it cannot be read or written, or changed meanwhile.
         """
-        snapshot = self.open().snapshot()
+        self.place.existing()
+        snapshot = OpenLedger(self.place, self.clock).snapshot()
         newest, staged = snapshot.newest(), snapshot.staged()
         if newest is None or staged is None or staged.batch_id != batch_id:
             raise TableError(

@@ -61,7 +61,6 @@ class Loading:
             from may be gone because another batch has them. False, the default, where nobody cleans up.
         store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
         before_commit: Called right before anything is committed; prevents it by an error.
-        begin_step: Told what is done from now on, for people.
     """
 
     table: Table[Any]
@@ -72,7 +71,6 @@ class Loading:
     asks_of_rejects: bool = False
     store_rejects: Callable[[pa.Table], object] | None = None
     before_commit: Callable[[], object] = lambda: None
-    begin_step: Callable[[str], object] = lambda _: None
 
     def load(self, parse: Parse) -> Loaded:
         """Load the batch, in one commit; in several where the table refuses rows of some messages.
@@ -87,17 +85,14 @@ class Loading:
         loaded: list[Loaded] = []
         rest = self.expected
         while True:
-            now = self.keys.foremost(rest)
-            loaded.append(self._load_or_divide(now, parse))
-            rest = without(rest, now)
-            keys = self.keys.of(rest)
-            # The table has these keys by now, but for those of rejects, of now or of an earlier try. Of other keys it
-            # is asked once more.
-            has_come = is_among(keys, self.keys.of(now))
+            firsts = self.keys.firsts(rest)
+            loaded.append(self._load_or_divide(firsts, parse))
+            rest = without(rest, firsts)
+            # The table has the others' keys by now, but for those of rejects, of now or of an earlier try.
             known = loaded[-1].known
             earlier = known["message_id"].filter(pc.equal(known["outcome"], REJECTED))
             rejected = together(loaded[-1].rejected["message_id"], earlier)
-            is_wanted = pc.or_(pc.invert(has_come), is_among(keys, self.keys.of(rejected)))
+            is_wanted = is_among(self.keys.of(rest), self.keys.of(rejected))
             loaded[-1] = replace(
                 loaded[-1], known=pa.concat_tables([loaded[-1].known, repeated(rest.filter(pc.invert(is_wanted)))])
             )
@@ -151,7 +146,6 @@ class Loading:
         ours_before = 0
         try:
             while True:
-                self.begin_step("asking the table")
                 looked_up = asked.look_up(self.messages)
                 known = only(looked_up.known, part)
                 known_ids = known["message_id"]
@@ -165,7 +159,6 @@ class Loading:
                 left_out = together(known_ids, others)
                 try:
                     if parsed is None:
-                        self.begin_step("parsing and writing rows")
                         parsed = parse(self.table, left_out, self.batch_id)
                         asked_of_rejects = not self.asks_of_rejects
                     rejected = without(parsed.rejected, left_out)
@@ -184,17 +177,14 @@ class Loading:
                 entries = fates.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
                     self.before_commit()
-                    self.begin_step("storing rejects")
                     self.store_rejects(rejected)
                     entries = pa.concat_tables([entries, reject_entries(self.messages, rejected)])
                 version = looked_up.version
                 if entries.num_rows:
                     self.before_commit()
-                    self.begin_step("committing")
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken as overtaken:
-                        self.begin_step("waiting for others who write the table")
                         writers.again(str(overtaken) or "somebody else committed")
                         continue
                     committed = True

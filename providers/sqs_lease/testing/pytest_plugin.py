@@ -26,10 +26,9 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
     monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
     # By name: only Airflow's part of the package makes transports for DAGs. In older ones it cannot be imported.
     if _airflow() >= (3, 3):
-        for module in ("receiving.worker", "queues.worker_calls"):
-            monkeypatch.setattr(
-                f"sqs_lease.airflow.{module}.make_transport", lambda connection: MemoryTransport(queues.sqs)
-            )
+        monkeypatch.setattr(
+            "sqs_lease.airflow.receiving.worker.make_transport", lambda connection: MemoryTransport(queues.sqs)
+        )
     yield queues
     # Not imported for it: most tests have no such sensor.
     if (lease_sensor := sys.modules.get("sqs_lease.dagster.lease_sensor.sensor")) is not None:

@@ -234,7 +234,7 @@ def test_no_receipt_handle_can_be_seen_in_airflow(running: Running) -> None:
     lease = running.xcom("per_message", "orders", "lease")
     assert lease["messages"] == 4
     # What Airflow's own Fernet key encrypted begins with this version byte.
-    assert lease["sealed_leases"].startswith("gAAAAA")
+    assert lease["sealed"].startswith("gAAAAA")
 
 
 def test_the_metrics_reach_an_opentelemetry_collector(running: Running) -> None:

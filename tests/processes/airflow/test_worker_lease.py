@@ -19,7 +19,7 @@ from sqs_lease.airflow.receiving.worker import GivenBackError
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
-from tests.airflow.test_worker_lease import TaskInstance, dag, execute, sensor, wait_until
+from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, dag, execute, sensor, wait_until
 
 __all__ = ["dag"]
 
@@ -60,7 +60,7 @@ def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG
     messages = execute(sensor(dag, queue.url, linger=20, max_messages=2), task_instance)
     assert sorted(message["Body"] for message in messages) == ["a", "b"]
     assert all("ReceiptHandle" not in message for message in messages)
-    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY]).leases
+    leases = HandedLease.decode(task_instance.pushed[LEASE_KEY], RECEIVING).leases
     assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
 
 

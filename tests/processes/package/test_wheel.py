@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST_INFO = f"sqs_lease-{PROJECT['version']}.dist-info"
 
-EXTRAS = ["", "airflow", "cli", "dagster", "manifest", "plot", "postgres", "spark"]
+EXTRAS = ["", "airflow", "cli", "dagster", "manifest", "postgres", "spark"]
 
 INSTALLED = {
     "": {"boto3", "msgspec"},
@@ -31,7 +31,6 @@ INSTALLED = {
     "cli": {"boto3", "rich", "typer"},
     "dagster": {"boto3", "dagster"},
     "manifest": {"boto3", "jiter", "pyarrow"},
-    "plot": {"boto3", "matplotlib"},
     "postgres": {"boto3", "psycopg"},
     "spark": {"boto3", "jiter", "pyspark", "deltalake", "pyarrow"},
 }
@@ -48,10 +47,9 @@ NOT_INSTALLED = {
         "typer",
     },
     "airflow": {"dagster", "pyspark", "deltalake"},
-    "cli": {"apache-airflow-core", "dagster", "jiter", "matplotlib", "pyspark", "pyarrow"},
+    "cli": {"apache-airflow-core", "dagster", "jiter", "pyspark", "pyarrow"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
     "manifest": {"apache-airflow-core", "dagster", "pyspark", "deltalake"},
-    "plot": {"apache-airflow-core", "dagster", "pyspark", "pyarrow", "typer"},
     "postgres": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
 }

@@ -19,15 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.ingestion.result import CleanUp
-from sqs_lease.spark import (
-    ArrayElements,
-    AttributeColumns,
-    DeltaSink,
-    JsonSource,
-    S3EventsSource,
-    SnsEnvelope,
-    listed_objects,
-)
+from sqs_lease.spark import ArrayElements, AttributeColumns, DeltaSink, JsonSource, S3EventsSource, SnsEnvelope
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
@@ -206,20 +198,6 @@ def test_of_an_object_without_version_and_tag_nothing_is_known(place: Place, on_
     result = place.ingest([message("m1", direct(told))], source=objects(clean_source="delete"))
 
     assert (result.ingested, result.objects, bucket.contents()) == (1, CleanUp(0, 1, 0, None), [line(1)])
-
-
-def test_a_listed_object_is_deleted_and_its_notification_is_a_repeat(place: Place, bucket: Bucket) -> None:
-    told = bucket.put("a", line(1))
-    (written,) = bucket.client.list_object_versions(Bucket=bucket.name)["Versions"]
-    before = written["LastModified"].replace(year=written["LastModified"].year + 1)
-    (listed,) = listed_objects(bucket.name, before=before)
-    source = objects(clean_source="delete")
-
-    result = place.ingest(listed.messages, source=source)
-    later = place.ingest([message("m1", direct(told))], source=source)
-
-    assert (result.ingested, result.objects, bucket.contents()) == (1, CleanUp(1, 0, 0, None), [])
-    assert (later.duplicates, later.objects) == (1, CleanUp(1, 0, 0, None))
 
 
 def test_before_the_commit_nothing_is_deleted(place: Place, bucket: Bucket) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from uuid import uuid4
 
+import boto3
 import pytest
 from pyspark.sql import SparkSession
 
+from sqs_lease.batch_files.manifest import write_manifest
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.spark import S3EventsSource
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.source import CleaningSource, Source
 from tests.docs.test_examples import ROOT, blocks
 from tests.spark.inferring import infers
+from tests.spark.samples import Place, good, rows
 from tests.spark.sources.parsing import Parsed, parsed
 from tests.spark.sources.s3_messages import in_sns
 
@@ -21,14 +28,18 @@ PAGE = ROOT / "docs" / "spark-sources.md"
 ORDER = '{"order_id": 1, "customer": "Ada", "total": 9.5}'
 
 
-def sources(directory: Path) -> list[Source[Any]]:
-    """Run all examples; what they call /data is a directory of the test's own."""
+def examples(directory: Path) -> list[dict[str, Any]]:
+    """Run all examples, and return what each defines; what they call /data is a directory of the test's own."""
     found = []
     for block in blocks(PAGE):
         names: dict[str, Any] = {"__name__": "page"}
         exec(compile(block.replace("/data", str(directory)), str(PAGE), "exec"), names)
-        found.append(names["source"])
+        found.append(names)
     return found
+
+
+def sources(directory: Path) -> list[Source[Any]]:
+    return [names["source"] for names in examples(directory) if "source" in names]
 
 
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
@@ -81,3 +92,38 @@ def test_the_examples_of_inferring_know_each_others_columns(spark: SparkSession,
     again = parsed(spark, given_in_part, {"m1": '{"order_id": 1, "city": "Paris"}', "m2": '{"city": "Rome"}'})
     assert again.records["m1"][0]["city"] == "Paris"
     assert again.rejected == {"m2": "required, but missing or null: order_id"}
+
+
+def test_a_batch_is_looked_at_with_plain_spark(spark: SparkSession, tmp_path: Path) -> None:
+    (names,) = (names for names in examples(tmp_path) if "json_by_tenant" in names)
+    ada = {"tenant": {"DataType": "String", "StringValue": "Ada"}}
+    batch = [*good([1, 2]), Message(Receipt("m3", ""), '{"id": 3}', {}, ada), Message(Receipt("m4", ""), "[]", {}, ada)]
+    path = tmp_path / "messages.parquet"
+    write_manifest(path, batch_id="b", queue_url="q", messages=batch)
+
+    counted = names["json_by_tenant"](spark, str(path)).collect()
+    shown = names["bodies"](spark, batch).collect()
+
+    assert {row["tenant"]: row["count"] for row in counted} == {"Ada": 1, None: 2}
+    assert [(row["message_id"], row["body"]) for row in shown] == [(its.message_id, its.body) for its in batch]
+
+
+def test_objects_from_before_the_notifications_are_stored_once(place: Place, on_s3: None) -> None:
+    (names,) = (names for names in examples(place.root) if "tell_of_objects" in names)
+    s3, sqs = boto3.client("s3"), boto3.client("sqs")
+    bucket = f"uploads-{uuid4().hex[:12]}"
+    s3.create_bucket(Bucket=bucket)
+    queue = sqs.create_queue(QueueName=bucket)["QueueUrl"]
+    for number in (1, 2):
+        s3.put_object(Bucket=bucket, Key=f"orders/{number} a+b.jsonl", Body=f'{{"id": {number}}}'.encode())
+    s3.put_object(Bucket=bucket, Key="others/3", Body=b"")
+    source = S3EventsSource("jsonl", "id BIGINT NOT NULL", read={"tasks": 1, "threads": 2})
+
+    now = datetime.now(UTC)
+    for began in (now - timedelta(days=1), now + timedelta(days=1), now + timedelta(days=1)):
+        names["tell_of_objects"](bucket, "orders/", queue, began)
+    received = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"])
+    result = place.ingest(cast("list[dict[str, Any]]", received["Messages"]), source=source)
+
+    assert (result.received, result.ingested, result.duplicates) == (4, 2, 2)
+    assert sorted(row["id"] for row in rows(place.table)) == [1, 2]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
-from xml.etree.ElementTree import fromstring
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from sqs_lease.spark.sources.s3_events import contents
-from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
-from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines, XmlRows
-from tests.spark.sources.object_files import avro_file, orc_file
+from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
+from sqs_lease.spark.sources.s3_events.parquet import Parquet
 
 ID_NAME = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -214,7 +211,7 @@ class TestParquet:
             }
         )
 
-        assert rows(Columnar(schema, ["id"], parquet), parquet_file(table)) == [
+        assert rows(Parquet(schema, ["id"]), parquet_file(table)) == [
             {"name": "a", "id": 1, "ratio": 1.0, "at": noon, "tags": ["x"], "trip": {"miles": 3}, "absent": None},
             {"name": "b", "id": None, "ratio": 2.0, "at": noon, "tags": None, "trip": None, "absent": None},
         ]
@@ -223,7 +220,7 @@ class TestParquet:
         noon = datetime(2013, 1, 31, 12, tzinfo=UTC)
         content = parquet_file(pa.table({"at": pa.array([noon])}), use_deprecated_int96_timestamps=True)
 
-        how = Columnar(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [], parquet)
+        how = Parquet(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [])
         assert rows(how, content) == [{"at": noon}]
 
     @pytest.mark.parametrize(
@@ -235,7 +232,7 @@ class TestParquet:
         ],
     )
     def test_a_value_that_would_change_is_refused(self, values: pa.Array, says: str) -> None:
-        assert fault(Columnar(ID_NAME, [], parquet), parquet_file(pa.table({"id": values}))) == says
+        assert fault(Parquet(ID_NAME, []), parquet_file(pa.table({"id": values}))) == says
 
     @pytest.mark.parametrize(
         ("values", "wanted"),
@@ -251,7 +248,7 @@ class TestParquet:
         ids=str,
     )
     def test_what_is_inside_of_a_value_does_not_change_either(self, values: pa.Array, wanted: pa.DataType) -> None:
-        said = fault(Columnar(pa.schema([("it", wanted)]), [], parquet), parquet_file(pa.table({"it": values})))
+        said = fault(Parquet(pa.schema([("it", wanted)]), []), parquet_file(pa.table({"it": values})))
 
         assert said.startswith("column it is ")
         assert said.endswith(f", and must be {wanted}")
@@ -269,7 +266,7 @@ class TestParquet:
         ids=str,
     )
     def test_what_loses_nothing_is_converted(self, values: pa.Array, wanted: pa.DataType, stored: list[Any]) -> None:
-        found = rows(Columnar(pa.schema([("it", wanted)]), [], parquet), parquet_file(pa.table({"it": values})))
+        found = rows(Parquet(pa.schema([("it", wanted)]), []), parquet_file(pa.table({"it": values})))
 
         assert [row["it"] for row in found] == stored
 
@@ -282,19 +279,17 @@ class TestParquet:
         ],
     )
     def test_a_file_of_other_columns_is_refused(self, table: pa.Table, says: str) -> None:
-        assert fault(Columnar(ID_NAME, ["id"], parquet), parquet_file(table)) == says
+        assert fault(Parquet(ID_NAME, ["id"]), parquet_file(table)) == says
 
     def test_a_file_that_is_none_or_damaged_is_refused(self) -> None:
         whole = parquet_file(pa.table({"id": list(range(1000))}), compression="snappy", use_dictionary=False)
 
-        assert fault(Columnar(ID_NAME, [], parquet), b"secret") == "not Parquet, or damaged"
-        assert fault(Columnar(ID_NAME, [], parquet), whole[:-20]) == "not Parquet, or damaged"
-        assert (
-            fault(Columnar(ID_NAME, [], parquet), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
-        )
+        assert fault(Parquet(ID_NAME, []), b"secret") == "not Parquet, or damaged"
+        assert fault(Parquet(ID_NAME, []), whole[:-20]) == "not Parquet, or damaged"
+        assert fault(Parquet(ID_NAME, []), whole[:40] + b"\xff" * 200 + whole[240:]) == "not Parquet, or damaged"
 
     def test_a_file_without_rows_has_no_record(self) -> None:
-        assert rows(Columnar(ID_NAME, [], parquet), parquet_file(ID_NAME.empty_table())) == []
+        assert rows(Parquet(ID_NAME, []), parquet_file(ID_NAME.empty_table())) == []
 
 
 def test_a_disk_that_is_full_is_no_fault_of_the_object() -> None:
@@ -344,208 +339,3 @@ class TestJsonDocument:
         monkeypatch.setattr(contents, "LONGEST_DOCUMENT_BYTES", 10)
 
         assert "write one object a line" in fault(JsonDocument(), b'[{"id": 123456}]')
-
-
-class TestXmlRows:
-    def test_each_element_of_the_name_is_a_record(self) -> None:
-        document = b"""<?xml version="1.0"?>
-            <s:orders xmlns:s="urn:shop"><meta><created>today</created></meta>
-              <s:order n="1"><id>1</id><order><id>inner</id></order></s:order> text
-              <s:order n="2"><id>&lt;2&gt;</id></s:order>
-            </s:orders>"""
-
-        found = [fromstring(row[contents.LINE]) for row in rows(XmlRows("order"), document)]
-
-        assert [(one.attrib, one.findtext("id")) for one in found] == [({"n": "1"}, "1"), ({"n": "2"}, "<2>")]
-
-    def test_nothing_in_it(self) -> None:
-        assert rows(XmlRows("row"), b"") == []
-        assert rows(XmlRows("row"), b"<rows/>") == []
-
-    def test_the_root_may_be_the_record(self) -> None:
-        assert len(rows(XmlRows("row"), b"<row><id>1</id></row>")) == 1
-
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            (b"<rows><row>secret</rows>", "not XML, at line 1"),
-            (b"<rows>\n<row/>\n", "not XML, at line 3"),
-            (b"secret", "not XML, at line 1"),
-            (b'<!DOCTYPE x [<!ENTITY a "secret">]><rows><row>&a;</row></rows>', "has a document type"),
-            (b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><rows><row/></rows>', "has a document type"),
-        ],
-    )
-    def test_what_is_wrong_is_said_without_quoting_it(self, content: bytes, says: str) -> None:
-        said = fault(XmlRows("row"), content)
-
-        assert says in said
-        assert "secret" not in said
-
-    def test_of_a_value_that_stands_twice_none_is_lost(self) -> None:
-        content = b"<rows><row><tag>secret</tag><tag>b</tag><id>1</id></row></rows>"
-
-        assert len(rows(XmlRows("row", frozenset({("id",)})), content)) == 1
-        assert fault(XmlRows("row", frozenset({("id",), ("tag",)})), content) == (
-            "a record has tag twice, and the column holds one value"
-        )
-
-    def test_nor_of_one_inside_of_another(self) -> None:
-        once = frozenset({("town",), ("town", "name"), ("lines", "id")})
-        good = b"<row><town><name>a</name></town><lines><id>1</id></lines><lines><id>2</id></lines></row>"
-
-        assert len(rows(XmlRows("row", once), good)) == 1
-        for bad, where in (
-            (b"<row><town><name>secret</name><x:name xmlns:x='y'>b</x:name></town></row>", "town.name"),
-            (b"<row><lines><id>1</id></lines><lines><id>2</id><id>3</id></lines></row>", "lines.id"),
-        ):
-            assert fault(XmlRows("row", once), bad) == f"a record has {where} twice, and the column holds one value"
-
-    def test_what_was_read_is_not_kept(self) -> None:
-        many = b"<rows>" + b"<row><id>1</id></row>" * 25_000 + b"</rows>"
-
-        assert len(rows(XmlRows("row"), many)) == 25_000
-
-
-def record_file(fields: dict[str, Any], *records: dict[str, Any], codec: str = "null") -> bytes:
-    schema = {"type": "record", "name": "order", "fields": [{"name": name, "type": fields[name]} for name in fields]}
-    return avro_file(schema, *records, codec=codec)
-
-
-TYPED = [
-    pytest.param(orc, orc_file(pa.table({"name": ["a", None], "id": pa.array([1, 2], pa.int32())})), id="orc"),
-    *(
-        pytest.param(
-            avro,
-            record_file(
-                {"name": ["null", "string"], "id": "int"}, {"name": "a", "id": 1}, {"name": None, "id": 2}, codec=codec
-            ),
-            id=f"avro-{codec}",
-        )
-        for codec in ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
-    ),
-]
-
-
-class TestOrcAndAvro:
-    @pytest.mark.parametrize(("opened", "content"), TYPED)
-    def test_columns_are_matched_by_name_and_converted(self, opened: Callable[..., Any], content: bytes) -> None:
-        schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("more", pa.float64())])
-
-        found = rows(Columnar(schema, ["id"], opened), content)
-
-        assert found == [{"id": 1, "name": "a", "more": None}, {"id": 2, "name": None, "more": None}]
-
-    @pytest.mark.parametrize(("opened", "content"), TYPED)
-    def test_what_would_be_lost_is_refused(self, opened: Callable[..., Any], content: bytes) -> None:
-        assert "column name is string, and must be int64" in fault(
-            Columnar(pa.schema([("name", pa.int64())]), [], opened), content
-        )
-        assert "no column other" in fault(
-            Columnar(pa.schema([*ID_NAME, ("other", pa.int64())]), ["other"], opened), content
-        )
-        assert "none of the schema's columns" in fault(
-            Columnar(pa.schema([("other", pa.int64())]), [], opened), content
-        )
-
-    @pytest.mark.parametrize(("opened", "content"), TYPED)
-    def test_a_damaged_file(self, opened: Callable[..., Any], content: bytes) -> None:
-        for damaged in (b"secret", content[: len(content) // 2], content[:-3], content[:40] + b"\xff" * 60):
-            assert "secret" not in fault(Columnar(ID_NAME, [], opened), damaged)
-
-    def test_orc_times_are_in_utc_where_they_have_no_zone(self) -> None:
-        content = orc_file(pa.table({"at": pa.array(["2026-01-02T03:00:00"]).cast(pa.timestamp("ns"))}))
-
-        found = rows(Columnar(pa.schema([("at", pa.timestamp("us", tz="UTC"))]), [], orc), content)
-
-        assert found == [{"at": datetime(2026, 1, 2, 3, tzinfo=UTC)}]
-
-    def test_avro_has_the_logical_types_that_spark_has(self) -> None:
-        inner = {"type": "record", "name": "inner", "fields": [{"name": "x", "type": "int"}]}
-        content = record_file(
-            {
-                "price": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
-                "at": {"type": "long", "logicalType": "timestamp-micros"},
-                "day": ["null", {"type": "int", "logicalType": "date"}],
-                "key": {"type": "string", "logicalType": "uuid"},
-                "first": inner,
-                "second": ["inner", "null"],
-                "many": {"type": "array", "items": "inner"},
-                "by_name": {"type": "map", "values": "long"},
-                "color": {"type": "enum", "name": "color", "symbols": ["RED"]},
-                "two": {"type": "fixed", "name": "two", "size": 2},
-            },
-            {
-                "price": Decimal("1.10"),
-                "at": datetime(2026, 1, 2, tzinfo=UTC),
-                "day": date(2026, 1, 2),
-                "key": "12345678-1234-5678-1234-567812345678",
-                "first": {"x": 1},
-                "second": None,
-                "many": [{"x": 2}],
-                "by_name": {"a": 3},
-                "color": "RED",
-                "two": b"ab",
-            },
-        )
-        inner_type = pa.struct([("x", pa.int64())])
-        schema = pa.schema(
-            [
-                ("price", pa.decimal128(12, 3)),
-                ("at", pa.timestamp("us", tz="UTC")),
-                ("day", pa.date32()),
-                ("key", pa.string()),
-                ("first", inner_type),
-                ("second", inner_type),
-                ("many", pa.list_(inner_type)),
-                ("by_name", pa.map_(pa.string(), pa.int64())),
-                ("color", pa.string()),
-                ("two", pa.binary()),
-            ]
-        )
-
-        (found,) = rows(Columnar(schema, [], avro), content)
-
-        assert found == {
-            "price": Decimal("1.100"),
-            "at": datetime(2026, 1, 2, tzinfo=UTC),
-            "day": date(2026, 1, 2),
-            "key": "12345678-1234-5678-1234-567812345678",
-            "first": {"x": 1},
-            "second": None,
-            "many": [{"x": 2}],
-            "by_name": [("a", 3)],
-            "color": "RED",
-            "two": b"ab",
-        }
-
-    def test_avro_has_logical_types_inside_of_others(self) -> None:
-        key = {"type": "string", "logicalType": "uuid"}
-        text = "12345678-1234-5678-1234-567812345678"
-        line = {"type": "record", "name": "line", "fields": [{"name": "key", "type": ["null", key]}]}
-        content = record_file(
-            {"keys": {"type": "array", "items": key}, "lines": {"type": "map", "values": line}},
-            {"keys": [text], "lines": {"a": {"key": text}, "b": {"key": None}}},
-        )
-        schema = pa.schema(
-            [
-                ("keys", pa.list_(pa.string())),
-                ("lines", pa.map_(pa.string(), pa.struct([("key", pa.string())]))),
-            ]
-        )
-
-        assert rows(Columnar(schema, [], avro), content) == [
-            {"keys": [text], "lines": [("a", {"key": text}), ("b", {"key": None})]}
-        ]
-
-    def test_avro_types_that_spark_has_not_are_refused_where_they_are_wanted(self) -> None:
-        content = record_file({"id": "int", "either": ["int", "string"]}, {"id": 1, "either": "a"})
-
-        assert rows(Columnar(pa.schema([("id", pa.int64())]), [], avro), content) == [{"id": 1}]
-        assert "column either is of a type that Spark does not have" in fault(
-            Columnar(pa.schema([("either", pa.string())]), [], avro), content
-        )
-
-    def test_values_of_avro_are_no_records(self) -> None:
-        assert (
-            fault(Columnar(ID_NAME, [], avro), avro_file("string", "secret")) == "the values of the file are no records"
-        )

@@ -23,12 +23,11 @@ from demo.sqs_server import SqsServer
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, events_source, object_rows
+from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, object_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectStoreError, ObjectUnavailableError
-from tests.spark.sources.object_files import avro_file, orc_file
 from tests.spark.sources.parsing import SENT, parsed
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
@@ -323,56 +322,21 @@ class TestOnSpark:
             assert (row["id"], row["day"], row["at"].astimezone(UTC), row["amount"]) == (1, day, SENT, None)
             assert outcome.rejected == {"bad": "required, but missing or null: id"}
 
-    def test_json_documents_xml_orc_and_avro(
-        self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any]
-    ) -> None:
-        schema = "id BIGINT NOT NULL, at TIMESTAMP, price DECIMAL(6,2)"
-        table = pa.table({"id": [1], "at": pa.array([SENT], pa.timestamp("us", tz="UTC"))})
-        no_id = pa.table({"id": pa.nulls(1, pa.int64())})
-        avro_schema = {
-            "type": "record",
-            "name": "order",
-            "fields": [
-                {"name": "id", "type": ["null", "long"]},
-                {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]},
-            ],
-        }
-        contents = {
-            "json": (
-                b'[{"id": 1,\n "at": "2026-01-02T03:04:05Z"}]',
-                b'[{"id": 1}, {"id": null}]',
-                "required, but missing or null: id",
-            ),
-            "xml": (
-                b"<rows><row><id>1</id><at>2026-01-02T03:04:05Z</at></row></rows>",
-                b"<rows><row><id>1</id></row><row><id>x</id></row></rows>",
-                "a value is not of the type in the schema",
-            ),
-            "orc": (orc_file(table), orc_file(no_id), "required, but missing or null: id"),
-            "avro": (
-                avro_file(avro_schema, {"id": 1, "at": SENT}),
-                avro_file(avro_schema, {"id": None, "at": None}),
-                "required, but missing or null: id",
-            ),
-        }
-        for format_, (good, bad, reason) in contents.items():
-            bucket.put(f"good.{format_}", good)
-            bucket.put(f"bad.{format_}", bad)
+    def test_json_documents(self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any]) -> None:
+        bucket.put("good.json", b'[{"id": 1,\n "at": "2026-01-02T03:04:05Z"}]')
+        bucket.put("bad.json", b'[{"id": 1}, {"id": null}]')
 
-            outcome = parsed(
-                spark,
-                S3EventsSource(format_, schema, **store_options),  # type: ignore[arg-type]
-                {"good": bucket.told(f"good.{format_}"), "bad": bucket.told(f"bad.{format_}")},
-            )
+        outcome = parsed(
+            spark,
+            S3EventsSource("json", "id BIGINT NOT NULL, at TIMESTAMP, price DECIMAL(6,2)", **store_options),
+            {"good": bucket.told("good.json"), "bad": bucket.told("bad.json")},
+        )
 
-            assert "good" not in outcome.rejected, (format_, outcome.rejected)
-            (row,) = outcome.records["good"]
-            assert (row["id"], row["at"].astimezone(UTC), row["price"]) == (1, SENT, None), format_
-            assert outcome.rejected == {"bad": reason}, format_
+        (row,) = outcome.records["good"]
+        assert (row["id"], row["at"].astimezone(UTC), row["price"]) == (1, SENT, None)
+        assert outcome.rejected == {"bad": "required, but missing or null: id"}
 
-    @pytest.mark.parametrize(
-        ("format_", "content"), [("jsonl", b'{"id": 1}'), ("csv", b"id\n1\n"), ("xml", b"<row><id>1</id></row>")]
-    )
+    @pytest.mark.parametrize(("format_", "content"), [("jsonl", b'{"id": 1}'), ("csv", b"id\n1\n")])
     def test_columns_of_the_key(
         self, spark: SparkSession, bucket: Bucket, store_options: dict[str, Any], format_: Any, content: bytes
     ) -> None:
@@ -408,15 +372,6 @@ def test_path_columns_that_cannot_be_are_refused_at_once(spark: SparkSession) ->
         S3EventsSource("csv", "id INT", path_columns="ID INT").checker()
 
 
-def test_a_format_whose_package_is_missing_is_refused_at_once(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events_source, "find_spec", lambda _: None)
-
-    with pytest.raises(SchemaError, match=r"the format avro needs the package fastavro: install sqs-lease\[avro\]"):
-        S3EventsSource("avro", "id INT").checker()
-
-
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
@@ -431,10 +386,8 @@ def test_a_schema_that_cannot_be_used_is_refused_at_once(spark: SparkSession, sc
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="format must be one of jsonl, json, xml, csv, parquet, orc, avro"):
+    with pytest.raises(ValueError, match="format must be one of jsonl, json, csv, parquet, not 'excel'"):
         S3EventsSource("excel", "id INT")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="row_tag is empty"):
-        S3EventsSource("xml", "id INT", read={"row_tag": ""})
     with pytest.raises(ValueError, match="delimiter must be one character"):
         S3EventsSource("csv", "id INT", read={"delimiter": ""})
     with pytest.raises(ValueError, match="at least 1"):

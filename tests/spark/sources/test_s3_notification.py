@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects, key_of, listed_body
-from sqs_lease.spark.sources.source import Names, NotANotificationError
+from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects, key_of
+from sqs_lease.spark.sources.source import NotANotificationError
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
 TEST_EVENT = {
@@ -174,28 +174,3 @@ def test_two_writings_of_an_object_while_versions_are_suspended_have_two_keys() 
 )
 def test_what_tells_of_no_object_or_not_which_writing_of_it_has_no_key(body: str) -> None:
     assert key_of(body) is None
-
-
-def listed(key: str, *, version_id: str | None = None, tag: str = "d41d8cd9") -> str:
-    return listed_body("data", key, version_id=version_id, tag=tag, size=3, modified="2026-01-02T03:04:05Z")
-
-
-def test_a_listed_object_reads_like_its_notification() -> None:
-    (found,) = created_objects(listed("a b+c/ä.json", version_id="v1"))
-    assert found == S3Object("data", "a b+c/ä.json", "v1")
-    assert key_of(listed("a.json", version_id="v1")) == key_of(direct(record("data", "a.json", version_id="v1")))
-
-
-def test_an_object_without_a_version_that_was_listed_and_told_of_is_one_by_its_tag() -> None:
-    by_listing, by_notification = key_of(listed("a.json")), key_of(direct(record("data", "a.json")))
-    assert isinstance(by_listing, Names)
-    assert isinstance(by_notification, Names)
-    assert by_listing.name == by_notification.repeats
-    assert by_notification.also == by_listing.also == by_listing.repeats
-    # But two writings of the same bytes are two.
-    rewritten = key_of(changed(direct(record("data", "a.json")), sequencer="0055AED7"))
-    assert isinstance(rewritten, Names)
-    assert rewritten.name != by_notification.name
-    changed_bytes = key_of(listed("a.json", tag="other"))
-    assert isinstance(changed_bytes, Names)
-    assert {changed_bytes.name, changed_bytes.also}.isdisjoint({by_listing.name, by_listing.also})

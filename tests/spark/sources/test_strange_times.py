@@ -18,7 +18,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.spark import AttributeColumns, JsonSource, ParserSource, S3EventsSource, SparkSource
 from tests.spark.samples import Place, message, rows
-from tests.spark.sources.object_files import avro_file, orc_file
 from tests.spark.sources.s3_messages import direct, record
 
 pytestmark = pytest.mark.processes
@@ -28,14 +27,6 @@ MICROSECONDS = 253_402_300_799_999_999  # of the last moment of the year 9999
 DAYS = 2_932_896
 SCHEMA = "at TIMESTAMP, day DATE, more ARRAY<STRUCT<at: TIMESTAMP>>"
 REASON = "a time beyond the years 1 to 9999: "
-AVRO = {
-    "type": "record",
-    "name": "event",
-    "fields": [
-        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
-        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-    ],
-}
 
 
 @pytest.fixture
@@ -87,60 +78,6 @@ def test_of_parquet(place: Place, bucket: str) -> None:
     assert reasons == {key: f"{REASON}{where}" for key, where in expected.items()}
     (stored,) = rows(place.table)
     assert (stored["at"].astimezone(UTC), stored["day"]) == (LAST, date(9999, 12, 31))
-
-
-def test_of_orc_whose_times_are_read_in_nanoseconds(place: Place, bucket: str) -> None:
-    year_2262 = 9_223_372_036_000_000
-    contents = {
-        "last": table(year_2262, DAYS),
-        "at": table(year_2262 + 1_000_000, DAYS),
-        "day": table(0, DAYS + 1),
-        "damaged": None,
-    }
-
-    reasons = told(
-        place, bucket, "orc", {key: b"ORC" if its is None else orc_file(its) for key, its in contents.items()}
-    )
-
-    # pyarrow before 25 reads another time, which is told by its nanoseconds.
-    far = {
-        "a time beyond the years 1677 to 2262, which is as far as ORC is read",
-        "column at, of timestamp[ns, tz=UTC], has a value that timestamp[us, tz=UTC] cannot hold",
-    }
-    assert reasons.pop("at") in far
-    assert reasons == {
-        "day": f"{REASON}day",
-        "damaged": "not ORC, or damaged",
-    }
-    assert [row["day"] for row in rows(place.table)] == [date(9999, 12, 31)]
-
-
-def test_of_avro(place: Place, bucket: str) -> None:
-    contents = {
-        "last": {"at": MICROSECONDS, "day": DAYS},
-        "at": {"at": MICROSECONDS + 1, "day": 0},
-        "day": {"at": 0, "day": DAYS + 1},
-        "early": {"at": 0, "day": -719_163},
-    }
-
-    reasons = told(place, bucket, "avro", {key: avro_file(AVRO, content) for key, content in contents.items()})
-
-    assert reasons == dict.fromkeys(["at", "day", "early"], REASON.removesuffix(": "))
-    (stored,) = rows(place.table)
-    assert (stored["at"].astimezone(UTC), stored["day"]) == (LAST, date(9999, 12, 31))
-
-
-def test_of_xml(place: Place, bucket: str) -> None:
-    contents = {
-        "last": b"<row><at>9999-12-31T23:59:59.999999Z</at><day>9999-12-31</day></row>",
-        "at": b"<row><at>+10000-01-01T00:00:00Z</at></row>",
-        "day": b"<row><day>+10000-01-01</day></row>",
-    }
-
-    reasons = told(place, bucket, "xml", contents)
-
-    assert reasons == {"at": f"{REASON}at", "day": f"{REASON}day"}
-    assert [row["day"] for row in rows(place.table)] == [date(9999, 12, 31)]
 
 
 def test_of_json(place: Place) -> None:

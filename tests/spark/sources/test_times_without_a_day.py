@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime
 from typing import Any
-from uuid import uuid4
 
-import boto3
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import AttributeColumns, DeltaSink, JsonSource, S3EventsSource
+from sqs_lease.spark import AttributeColumns, DeltaSink, JsonSource
 from sqs_lease.spark.session import session_settings
 from tests.spark.samples import Place, message, rows
-from tests.spark.sources.s3_messages import direct, record
 
 pytestmark = pytest.mark.processes
 
@@ -78,29 +75,3 @@ def test_in_attributes_which_do_not_depend_on_the_session(place: Place) -> None:
         (None, date(2026, 1, 31)),
         (None, None),
     ]
-
-
-def test_in_xml_of_which_no_value_is_lost_either(place: Place, on_s3: None) -> None:
-    bucket = f"bucket-{uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    contents = {
-        "good": b"<row><id>1</id><at>2026-01-31T12:00:00</at><stop at='2026-01-31'><note>12:30</note></stop></row>",
-        "at": b"<row><id>2</id><at> 12:30</at></row>",
-        "stop": b"<row><id>3</id><stop at='12:30'/></row>",
-        "twice": b"<row><id>4</id><stop><note>a</note><note>b</note></stop></row>",
-    }
-    for key, content in contents.items():
-        boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content)
-    schema = "id INT NOT NULL, at TIMESTAMP, stop STRUCT<_at: TIMESTAMP, note: STRING>"
-
-    with session_settings(place.spark, {"spark.sql.session.timeZone": "America/New_York"}):
-        result = place.ingest(
-            [message(key, direct(record(bucket, key))) for key in contents],
-            source=S3EventsSource("xml", schema, read={"tasks": 1, "threads": 2}),
-        )
-
-    unfit = "a value is not of the type in the schema"
-    twice = f"s3://{bucket}/twice: a record has stop.note twice, and the column holds one value"
-    assert result.rejected == {"at": unfit, "stop": unfit, "twice": twice}
-    (stored,) = rows(place.table)
-    assert (stored["id"], stored["at"], stored["stop"]["note"]) == (1, NOON, "12:30")

@@ -184,14 +184,15 @@ def write_batch(payload: str, handed: HandedLease, messages: Sequence[Message]) 
     from sqs_lease.batch_files.manifest import write_manifest
 
     stem = f"{payload.rstrip('/')}/{handed.batch_id}"
-    stored = replace(handed, manifest_uri=f"{stem}.parquet", leases_uri=f"{stem}.leases")
+    manifest_uri, leases_uri = f"{stem}.parquet", f"{stem}.leases"
+    stored = replace(handed, manifest_uri=manifest_uri, leases_uri=leases_uri)
     try:
-        manifest = _path(stored.manifest_uri)
+        manifest = _path(manifest_uri)
         if manifest.protocol in ("", "file"):
             # Object stores have no directories to make.
             manifest.parent.mkdir(parents=True, exist_ok=True)
         write_manifest(manifest, batch_id=handed.batch_id, queue_url=handed.queue_url, messages=messages)
-        with _path(stored.leases_uri).open("wb") as file:
+        with _path(leases_uri).open("wb") as file:
             file.write(seal_leases(handed.written).encode("ascii"))
     except Exception as error:
         remove_batch(stored)

@@ -146,8 +146,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
         self._extended_at = 0.0  # when all messages were extended for want of an answer, in seconds since the epoch
-        self._settler: Settler | None = None
-        self._losses: LostLeases | None = None
         self._lease_log = LeaseLog("its queue")
         self._log_context = contextvars.copy_context()
 

@@ -83,7 +83,6 @@ class PieceOfWork:
         errors: Of those that it failed, the classes of the exceptions behind it, by message id, where it said so.
         done: The messages that it was done with one by one. A later attempt has no part in them any more.
         released: The messages that it gave back one by one.
-        is_elsewhere: Whether its process is one that the run worker cannot end.
     """
 
     name: str
@@ -98,8 +97,6 @@ class PieceOfWork:
     def has_settled(self, message_id: str) -> bool:
         """Whether it said of a message what becomes of it."""
         return message_id in self.failed or message_id in self.done or message_id in self.released
-
-    is_elsewhere: bool = False
 
 
 class BatchFolder:
@@ -181,7 +178,6 @@ class BatchFolder:
             "errors": dict(work.errors),
             "done": sorted(work.done),
             "released": sorted(work.released),
-            "is_elsewhere": work.is_elsewhere,
         }
         self.put(_file_name(work.name), json.dumps(content).encode())
 

@@ -7,9 +7,12 @@ other steps work on the same messages.
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,17 +21,17 @@ from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, add_metadata, step_key
 from sqs_lease.dagster.metadata import work_metadata
-from sqs_lease.dagster.run_batch.elsewhere import ended_with_batch, recent_sign, report
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
-from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, has_run_worker
+from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, is_of_run_worker
 from sqs_lease.dagster.run_batch.run_folders import is_run_batch, run_batch_id, workspace_path
-from sqs_lease.dagster.run_batch.signs_of_life import read_sign, this_process
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag that says where its batch is: the URI or absolute path of the directory."""
@@ -191,7 +194,7 @@ class RunBatch(LeasedBatch):
         with self._lock:
             self._is_over = True
             self._work = replace(self._work, is_over=True, raised=raised or self._work.raised)
-            report(self._folder, self._work)
+            self._report()
 
     def drop(self) -> None:
         """Write nothing any more: the generator that the block is in was given up, and a later attempt may be on."""
@@ -206,7 +209,15 @@ class RunBatch(LeasedBatch):
             ids = frozenset(each.message_id for each in chosen if not self._work.has_settled(each.message_id))
             if ids:
                 self._work = settled(self._work, ids)
-                report(self._folder, self._work)
+                self._report()
+
+    def _report(self) -> None:
+        """Write down what the step said, unless the batch is gone or another attempt took over meanwhile."""
+        now = self._folder.read(self._work.name)
+        if now is None or now.attempt != self._work.attempt:
+            logger.warning("How %s of step %s ended does not count any more", self._work.attempt, self._work.name)
+            return
+        self._folder.write(self._work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +236,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
         queue: The queue's name, ARN or URL.
 
     Raises:
-        BatchFolderError: The batch cannot be read.
+        BatchFolderError: The batch cannot be read, or the run's worker holds it and did not start this process.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     uri = _batch_uri(context)
@@ -244,9 +255,8 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     What the step settles is passed on at once, and the exception that ends the block when it ends; with
     ``MessageFailed`` only the messages that it names have failed. The exception goes on.
 
-    In a process of its own the block also ends the step when the run worker is gone or gives the messages up: see
-    :mod:`sqs_lease.dagster.run_batch.parent_watch` for those that the multiprocess executor started, and
-    :mod:`sqs_lease.dagster.run_batch.elsewhere` for others.
+    In a process that the multiprocess executor started, the block also ends the step when the run worker is gone: see
+    :mod:`sqs_lease.dagster.run_batch.parent_watch`.
 
     Args:
         context: The context of the op or asset.
@@ -256,30 +266,16 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
         The batch, empty if no message came, or if an earlier block of this attempt was done with it.
 
     Raises:
-        BatchFolderError: The batch cannot be read, or is being settled: the run came too late; or the run worker that
-            holds it is gone.
+        BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
         OSError: What the step made of its messages cannot be written.
     """
     folder = held.folder
     _refuse_if_settling(folder, context)
-    sign = read_sign(folder)
-    with ExitStack() as watching:
-        if sign is None or sign.process == this_process() or has_run_worker():
-            work, is_rest = _begun(context, folder)
-            watching.enter_context(ended_with_run_worker())
-            batch = RunBatch(held, work, is_rest=is_rest)
-            batch.begin()
-        else:
-            sign = recent_sign(folder, sign)
-            work, is_rest = _begun(context, folder)
-            work = replace(work, is_elsewhere=True)
-            batch = RunBatch(held, work, is_rest=is_rest)
-            batch.begin()
-            watching.enter_context(ended_with_batch(folder, work, sign))
+    work, is_rest = _begun(context, folder)
+    with ended_with_run_worker():
+        batch = RunBatch(held, work, is_rest=is_rest)
+        batch.begin()
         try:
-            if work.is_elsewhere:
-                # Once more: who gives the batch up does not wait for a step that had not yet written that it begins.
-                _refuse_if_settling(folder, context)
             yield batch
         except GeneratorExit:
             batch.drop()
@@ -311,10 +307,31 @@ def _batch_uri(context: Context) -> str | None:
     # The context has the tags of the run when it was started, and its executor sets this one later.
     run = context.instance.get_run_by_id(op_context.run_id)
     uri = op_context.get_tag(BATCH_TAG) if run is None else run.tags.get(BATCH_TAG)
-    if uri is not None and is_run_batch(uri) and not uri.rstrip("/").endswith(f"/{run_batch_id(op_context.run_id)}"):
+    if uri is None or not is_run_batch(uri):
+        return uri
+    if not uri.rstrip("/").endswith(f"/{run_batch_id(op_context.run_id)}"):
         # It was copied from the run that this one repeats, whose executor has settled that batch.
         return None
+    _refuse_elsewhere(context)
     return uri
+
+
+def _refuse_elsewhere(context: Context) -> None:
+    """Refuse the batch of the run's worker where nothing ends this process before others receive its messages.
+
+    Raises:
+        BatchFolderError: The run worker did not start this process.
+    """
+    op_context = context.op_execution_context
+    if not is_of_run_worker(op_context.run_id):
+        raise BatchFolderError(
+            f"step {step_key(context)} of job {op_context.job_name} runs in process {os.getpid()} on "
+            f"{socket.gethostname()}, which the worker of run {op_context.run_id} did not start. sqs_lease_executor "
+            "holds messages for steps in processes of the run worker alone: nothing would end this one before others "
+            "receive its messages. Give the job the executor that launches its steps (executor_def=), without "
+            "sqs_lease_executor, and lease in each step: queue.lease(context) then receives, holds and settles in the "
+            "process of the step"
+        )
 
 
 def _is_same_queue(one: str, other: str) -> bool:

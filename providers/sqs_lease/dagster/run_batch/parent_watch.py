@@ -3,6 +3,9 @@
 Dagster's multiprocess executor starts a process for each step. Where the run worker is killed, these live on, for as
 long as their work takes, while Dagster has the run down as failed. The holder of the run's messages gives them to
 others then (or they come back by themselves, because the run worker held them), so the step must not go on.
+
+A step that the run worker did not start, in another container or on another machine, cannot see whether it is gone. So
+:func:`is_of_run_worker` tells the one from the other.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from typing import Final
 from sqs_lease.dagster._internals import run_worker
 
 logger = logging.getLogger(__name__)
+
+_runs: Final[set[str]] = set()
+"""The runs that this process is the worker of, by their ids."""
 
 INTERRUPTED_SECONDS: Final = 3.0
 """How long a step may take to end by the interruption."""
@@ -51,9 +57,30 @@ def ended_with_run_worker() -> Iterator[None]:
         leave.close()
 
 
-def has_run_worker() -> bool:
-    """Whether this is a process that the multiprocess executor started for a step, so that the run worker ends it."""
-    return run_worker() is not None
+@contextmanager
+def working_on(run_id: str) -> Iterator[None]:
+    """Within the block, this process is the worker of a run, and holds its messages.
+
+    Args:
+        run_id: The run.
+    """
+    _runs.add(run_id)
+    try:
+        yield
+    finally:
+        _runs.discard(run_id)
+
+
+def is_of_run_worker(run_id: str) -> bool:
+    """Whether this process is the worker of a run that holds its messages, or one that the worker started for a step.
+
+    The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
+    programs of their own.
+
+    Args:
+        run_id: The run.
+    """
+    return run_id in _runs or multiprocessing.parent_process() is not None
 
 
 def _watch(worker_ends: int, left: Connection) -> None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import boto3
+import pyspark
 from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PythonException
 
@@ -33,9 +34,10 @@ from sqs_lease.spark.ingestion import ingest
 from sqs_lease.spark.job.error_text import EXPECTED, note_what_was_raised, one_line, trace
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, Report, reporting
 from sqs_lease.spark.job.termination import EXIT_CODE, Termination, end_with_standard_input
+from sqs_lease.spark.job_watch import cancel_everything
 from sqs_lease.spark.paths import write_whole
-from sqs_lease.spark.progress import cancel_everything
 from sqs_lease.spark.session import driver_session
+from sqs_lease.spark.sinks.jars import require_spark
 from sqs_lease.spark.sinks.sink import Sink
 from sqs_lease.spark.sources.source import Source
 
@@ -131,6 +133,10 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
         source = make_source(spec.source, os.environ)
         sink = make_sink(spec.sink, os.environ)
         rejects = None if spec.rejects is None else make_sink(spec.rejects, os.environ)
+        if options.remote is None:
+            # A server of Spark Connect may be of another version, and is asked when there is a session.
+            for one in (sink, rejects):
+                require_spark(one, pyspark.__version__)
         conf = with_environment(spec.spark_conf, os.environ)
         with (
             driver_session(master=options.master, remote=options.remote, conf=conf) as session,

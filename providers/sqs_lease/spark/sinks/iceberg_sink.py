@@ -36,6 +36,7 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, check_keys, quoted, relaxed, require_plain, without_case
 from sqs_lease.spark.sinks.differences import misfits
+from sqs_lease.spark.sinks.jars import tested_jars
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store, too_long_for_iceberg
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
@@ -80,6 +81,10 @@ class IcebergSink:
     def __post_init__(self) -> None:
         if self.table.count(".") < 2:
             raise TableError(f"table {self.table} needs its catalog and its namespace: for example lake.sales.orders")
+
+    def require_spark(self, version: str) -> None:
+        """See :meth:`.jars.SinkOfJars.require_spark`."""
+        tested_jars(version)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""

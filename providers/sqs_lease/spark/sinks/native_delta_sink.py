@@ -32,6 +32,7 @@ from sqs_lease.spark.sinks.delta.schema import (
     spark_columns,
 )
 from sqs_lease.spark.sinks.differences import misfits
+from sqs_lease.spark.sinks.jars import tested_jars
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.staging import StagedFile
@@ -65,6 +66,10 @@ class NativeDeltaSink:
     partition_by: Sequence[str] = ()
     upsert_by: Sequence[str] = ()
     ledger: Ledger | str | Path | None = None
+
+    def require_spark(self, version: str) -> None:
+        """See :meth:`.jars.SinkOfJars.require_spark`."""
+        tested_jars(version)
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""

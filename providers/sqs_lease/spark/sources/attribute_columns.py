@@ -11,6 +11,9 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     MapType,
     StructField,
     StructType,
@@ -23,7 +26,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond, odd_number
+from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(
@@ -46,6 +49,10 @@ _NESTED: Final = (ArrayType, MapType, StructType, VariantType)
 _ATTRIBUTE: Final = "DataType STRING, StringValue STRING, BinaryValue STRUCT<base64: STRING>"
 _VALUE: Final = "value"
 _TIMES: Final = (DateType, TimestampNTZType, TimestampType)
+# Types for which Spark takes texts that are no numbers.
+_FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
+# Or no character, which a reader may take for a null. Nothing is tried twice: long texts would take hours.
+_NUMBER: Final = r"^\s*+([+-]?+(\d++\.?+\d*+|\.\d++)([eE][+-]?+\d++)?+)?+\s*+$"
 _ID: Final = "_sqs_lease_message_id"
 _UNFIT: Final = "_sqs_lease_unfit"
 _PREFIX: Final = "_sqs_lease_attribute_"
@@ -142,7 +149,12 @@ def _value(field: StructField, text: Column) -> Column:
         ).getField(_VALUE)
         return F.when(~text.rlike(TIME_OF_DAY), read) if isinstance(field.dataType, TimestampType) else read
     read = text.try_cast(field.dataType)
-    return read if (odd := odd_number(text, field)) is None else F.when(~odd, read)
+    return F.when(~_is_odd_number(text), read) if isinstance(field.dataType, _FRACTIONS) else read
+
+
+def _is_odd_number(text: Column) -> Column:
+    """Whether a text is no number, such as "NaN" or "1d", or one that no double can hold."""
+    return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
 def _flaw(field: StructField, text: Column) -> Column:

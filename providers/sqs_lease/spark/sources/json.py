@@ -25,9 +25,6 @@ from pyspark.sql.types import (
     ArrayType,
     DataType,
     DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     LongType,
     MapType,
     StringType,
@@ -268,12 +265,6 @@ _HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
 
 TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
 """A text that names a time and no day; Spark leaves out spaces and control characters before it."""
-
-# Or no character, which a reader may take for a null. Nothing is tried twice: long texts would take hours.
-_NUMBER: Final = r"^\s*+([+-]?+(\d++\.?+\d*+|\.\d++)([eE][+-]?+\d++)?+)?+\s*+$"
-
-FRACTIONS: Final = (DecimalType, DoubleType, FloatType)
-"""The types for which Spark takes texts that are no numbers, and takes them for others than they look like."""
 
 # Within JSON, where characters may be escaped: few texts have it by chance. No group may repeat: Java's stack grows
 # with each time that one does, and one long text would end the executor.
@@ -589,40 +580,25 @@ def _strange_times(field: StructField, units: Mapping[str, TimestampUnit]) -> It
 
 
 def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
-    """Where in a column of times a text names no day: see :func:`times_of_day`."""
-    if field.name not in units:
-        texts = StructType([StructField(field.name, as_written(field.dataType))])
-        written = F.from_json(_TEXT, texts, JSON_OPTIONS).getField(field.name)
-        yield from times_of_day(F.col(_TEXT), _MAY_HAVE_TIME_OF_DAY, written, field)
-
-
-def as_written(kind: DataType, written: tuple[type[DataType], ...] = (TimestampType,)) -> DataType:
-    """A type in which times are texts, or values of other types."""
-    return relaxed(kind, lambda one: StringType() if isinstance(one, written) else one)
-
-
-def times_of_day(text: Column, may_have: str, written: Column, field: StructField) -> Iterator[tuple[str, Column]]:
     """The places where a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
 
-    The text of a record ``may_have`` such a place if it matches that; only then what was ``written``, which is the
-    column as :func:`as_written` has it, is looked at.
+    What was written there is looked at only where the text of the object may have such a place.
     """
+    if field.name in units:
+        return
+    texts = StructType([StructField(field.name, _times_as_texts(field.dataType))])
+    written = F.from_json(_TEXT, texts, JSON_OPTIONS).getField(field.name)
     for path, test in places(written, field, _is_time_of_day):
-        yield path, F.when(text.rlike(may_have), test).otherwise(F.lit(False))
+        yield path, F.when(F.col(_TEXT).rlike(_MAY_HAVE_TIME_OF_DAY), test).otherwise(F.lit(False))
+
+
+def _times_as_texts(kind: DataType) -> DataType:
+    """A type in which times are texts."""
+    return relaxed(kind, lambda one: StringType() if isinstance(one, TimestampType) else one)
 
 
 def _is_time_of_day(written: Column, of: StructField) -> Column | None:
     return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
-
-
-def odd_number(text: Column, of: StructField) -> Column | None:
-    """Whether a text for one of :data:`FRACTIONS` is no number, or one that no double can hold; None for other types.
-
-    Spark reads "1,5" of XML as 15 and "12 or so" as 12, and has "NaN", "1d" and what is infinite everywhere.
-    """
-    if not isinstance(of.dataType, FRACTIONS):
-        return None
-    return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 
 def places(value: Column, field: StructField, flaw: Flaw, path: str | None = None) -> Iterator[tuple[str, Column]]:

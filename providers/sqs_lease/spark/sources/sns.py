@@ -19,7 +19,6 @@ from sqs_lease.spark.sources.source import (
     CheckerT,
     KeyedSource,
     KeysOf,
-    Names,
     NotANotificationError,
     PartsChecker,
 )
@@ -94,7 +93,7 @@ class SnsEnvelope(AroundSource[CheckerT]):
         return self.source.parse(self.prepared(messages), columns)
 
 
-def _published_key(body: str, keys_of: KeysOf) -> str | Names | None:
+def _published_key(body: str, keys_of: KeysOf) -> str | None:
     try:
         (key,) = keys_of([unwrap(body)])
     except UNREADABLE:

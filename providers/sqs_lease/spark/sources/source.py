@@ -118,22 +118,7 @@ class ArrowParser(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What a body says, where two kinds of messages tell of it and each has a name of its own for it.
-
-    Attributes:
-        name: As a key that is a text: a message of the same name is a repeat.
-        repeats: A message is a repeat, too, if the table knows this name.
-        also: The table is to know this name, too, once it has the message.
-    """
-
-    name: str
-    repeats: str | None = None
-    also: str | None = None
-
-
-KeysOf: TypeAlias = Callable[[Sequence[str]], Sequence[str | Names | None]]
+KeysOf: TypeAlias = Callable[[Sequence[str]], Sequence[str | None]]
 """Names what each of some bodies says; None for one of which only the message id tells it from others."""
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from airflow.models.asset import AssetEvent, AssetModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from sqs_lease.airflow import SqsLeaseSensor
-from sqs_lease.testing import LeasedQueues
+from sqs_lease.testing import LeasedQueues, MemorySqs
 
 
 def tried_once(module: str, name: str) -> Any:
@@ -40,6 +42,56 @@ def returned(run: Any, task_id: str) -> Any:
     with create_session() as session:
         (instance,) = [one for one in run.get_task_instances(session=session) if one.task_id == task_id]
         return instance.xcom_pull(task_ids=task_id, session=session)
+
+
+class Client:
+    """A client of SQS and of CloudWatch: the calls that recipes make themselves, to queues in memory."""
+
+    def __init__(self, sqs: MemorySqs, oldest_seconds: float = 0.0) -> None:
+        self._sqs = sqs
+        self._oldest_seconds = oldest_seconds
+
+    def get_queue_url(self, **request: Any) -> dict[str, Any]:
+        return {"QueueUrl": self._sqs.queue_url(request["QueueName"])}
+
+    def get_queue_attributes(self, **request: Any) -> dict[str, Any]:
+        known = self._sqs.attributes(request["QueueUrl"])
+        return {
+            "Attributes": {
+                "QueueArn": known.arn,
+                "ApproximateNumberOfMessages": str(known.visible),
+                "ApproximateNumberOfMessagesNotVisible": str(known.in_flight),
+            }
+        }
+
+    def send_message(self, **request: Any) -> None:
+        self._sqs.send(
+            request["QueueUrl"], request["MessageBody"], message_attributes=request.get("MessageAttributes", {})
+        )
+
+    def start_message_move_task(self, **request: Any) -> None:
+        self._sqs.start_message_move_task(
+            self._url(request["SourceArn"]),
+            destination_url=self._url(request["DestinationArn"]),
+            max_per_second=request["MaxNumberOfMessagesPerSecond"],
+        )
+
+    def list_message_move_tasks(self, **request: Any) -> dict[str, Any]:
+        return {"Results": [{"Status": one.status} for one in self._sqs.move_tasks(self._url(request["SourceArn"]))]}
+
+    def get_metric_statistics(self, **_: Any) -> dict[str, Any]:
+        return {"Datapoints": [{"Timestamp": datetime.now(UTC), "Maximum": self._oldest_seconds}]}
+
+    def _url(self, arn: str) -> str:
+        return self._sqs.queue_url(arn.rpartition(":")[2])
+
+
+def poking(made: Any) -> Any:
+    """Let the sensors of a DAG wait in this process, and not for long."""
+    for task in made.tasks:
+        if hasattr(task, "poke_interval"):
+            task.mode, task.poke_interval, task.timeout = "poke", 0.2, 2.0
+    return made
 
 
 def order(total: float) -> str:
@@ -143,3 +195,28 @@ def test_a_deferrable_operator_settles_its_own_message(leased_queues: LeasedQueu
     queue = leased_queues.create("jobs", "good", "bad")
     assert tried_once("jobs", "jobs_elsewhere").test().state == "failed"
     assert (queue.deleted, queue.visible) == (1, ["bad"])
+
+
+def test_dead_letters_are_sorted_by_their_reason_and_the_others_go_back(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boto3, "client", lambda name: Client(leased_queues.sqs))
+    orders, aside = leased_queues.create("orders"), leased_queues.create("orders-to-look-at")
+    for number, reason in enumerate(("JSONDecodeError: no", "TimeoutError: no", "JSONDecodeError: no")):
+        attributes = {"sqs_lease_reason": {"DataType": "String", "StringValue": reason}}
+        leased_queues.sqs.send(orders.dead_letter_url, f"order {number}", message_attributes=attributes)
+    run = poking(tried_once("dead_letters", "orders_redriven")).test()
+    assert run.state == "success"
+    assert returned(run, "set_aside") == 2
+    assert (sorted(aside.visible), orders.visible, orders.dead_letters) == (["order 0", "order 2"], ["order 1"], [])
+
+
+@pytest.mark.parametrize(
+    ("oldest_seconds", "messages", "state"), [(10, 3, "success"), (700, 3, "failed"), (10, 101, "failed")]
+)
+def test_a_queue_is_waited_for_by_its_counts_and_its_age(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, oldest_seconds: float, messages: int, state: str
+) -> None:
+    monkeypatch.setattr(boto3, "client", lambda name: Client(leased_queues.sqs, oldest_seconds))
+    leased_queues.create("orders", *("an order" for _ in range(messages)))
+    assert poking(tried_once("queue_depth", "orders_reported")).test().state == state

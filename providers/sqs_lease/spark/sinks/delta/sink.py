@@ -58,7 +58,6 @@ from sqs_lease.spark.waits import Others, among_others
 logger = logging.getLogger(__name__)
 
 _LONGEST_BATCH: Final = timedelta(days=1)
-_ROWS_AT_ONCE: Final = 1_000
 _MOST_TRIES: Final = 10
 
 
@@ -173,15 +172,6 @@ class DeltaSink:
             raise storage.unusable("cannot be vacuumed", error) from error
         logger.info("table %s: %d files removed that it does not have", storage.uri, len(removed))
         return removed
-
-    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
-        table = self._storage.existing()
-        try:
-            for rows in table.to_pyarrow_dataset().to_batches(columns=list(columns), batch_size=_ROWS_AT_ONCE):
-                yield from rows.to_pylist()
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self._storage.unusable("cannot be read", error) from error
 
     @property
     def _storage(self) -> Place:

@@ -12,7 +12,7 @@ knows. Batches that share no message do not wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,7 +27,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 try:
     import psycopg
     from psycopg import sql
-    from psycopg.rows import dict_row
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
@@ -158,18 +157,6 @@ class PostgresSink:
         with table.transaction("cannot be opened") as cursor:
             prepare(cursor, name, columns, self.upsert_by, widen=widen)
         return table
-
-    def stored_rows(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """Read all rows of the table: see :class:`...rejected.ReadableSink`. It needs no Spark."""
-        name, parameters = TableName.of(self.table), parameters_of(self.url)
-        query = sql.SQL("SELECT {} FROM {}").format(names_of(columns), name.quoted)
-        with (
-            explained(f"table {name} in {place_of(parameters)} cannot be read"),
-            connect(parameters) as connection,
-            # Of the server: it hands over some rows at a time.
-            connection.cursor("sqs_lease_rows", row_factory=dict_row) as cursor,
-        ):
-            yield from cursor.execute(query)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from sqs_lease.spark.sources.s3_events.events_source import S3EventsSource
 from sqs_lease.spark.sources.s3_events.extended_client import ExtendedClientSource
-from sqs_lease.spark.sources.s3_events.listing import ListedObjects, listed_objects
 from sqs_lease.spark.sources.s3_events.object_rows import S3Read
 
-__all__ = ["ExtendedClientSource", "ListedObjects", "S3EventsSource", "S3Read", "listed_objects"]
+__all__ = ["ExtendedClientSource", "S3EventsSource", "S3Read"]

@@ -1,4 +1,4 @@
-"""Makes rows of the contents of objects: JSON, XML and CSV, a record batch at a time. Without S3 and Spark.
+"""Makes rows of the contents of objects: JSON and CSV, a record batch at a time. Without S3 and Spark.
 
 Each format has the Arrow schema of the rows it gives, and gives them for one open file. What is wrong with a file is
 found when the rows are taken; no text of an error quotes it.
@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
-from xml.etree.ElementTree import Element, ParseError, tostring
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -39,7 +38,7 @@ BATCH_ROWS: Final = 10_000
 """How many rows a format hands on together, at most."""
 
 _GZIP_SUFFIX = ".gz"
-# Of JSON, too: what reads XML calls itself for each level.
+# Levels of JSON.
 _DEEPEST = 200
 # What Python puts in place of bytes that are not UTF-8.
 _NOT_UTF_8 = "\ufffd"
@@ -225,70 +224,6 @@ class JsonDocument(_Texts):
             except NotJsonError as error:
                 raise BadContentError(f"record {number}: {error}") from None
             yield record
-
-
-@dataclass(frozen=True)
-class XmlRows(_Texts):
-    """Elements of an XML document, whose texts are the rows. A document type, which may hold entities, is refused.
-
-    Attributes:
-        row_tag: The name of the elements that are records, without a namespace.
-        once: The elements that may stand once in what they are in, because their columns hold one value: each by the
-            names on the way to it.
-    """
-
-    row_tag: str
-    once: frozenset[tuple[str, ...]] = frozenset()
-
-    def texts(self, content: IO[bytes]) -> Iterator[bytes]:
-        """The elements that are records."""
-        if not content.read(1):
-            return
-        content.seek(0)
-        around: list[Element] = []
-        rows_around = 0
-        # Imported where it is needed: only users of XML need the package.
-        from defusedxml import DefusedXmlException  # type: ignore[import-untyped]
-        from defusedxml.ElementTree import iterparse  # type: ignore[import-untyped]
-
-        try:
-            for event, element in iterparse(content, events=("start", "end"), forbid_dtd=True):
-                is_row = element.tag.rpartition("}")[2] == self.row_tag
-                if event == "start":
-                    around.append(element)
-                    rows_around += is_row
-                    if len(around) > _DEEPEST:
-                        raise BadContentError(f"not XML that can be stored: nested more than {_DEEPEST} levels deep")
-                    continue
-                around.pop()
-                rows_around -= is_row
-                if is_row and not rows_around:
-                    self._check(element)
-                    element.tail = None
-                    yield tostring(element, encoding="utf-8")
-                if around and not rows_around:
-                    # What was read is not kept, so that a large document does not fill the memory.
-                    around[-1].remove(element)
-        except ParseError as error:
-            raise BadContentError(f"not XML, at line {error.position[0]}") from None
-        except DefusedXmlException:
-            raise BadContentError("has a document type, which is not read") from None
-        except LookupError:
-            raise BadContentError("not XML in an encoding that is known") from None
-        except ValueError as error:
-            if isinstance(error, BadContentError):
-                raise
-            raise BadContentError("not XML in an encoding of one byte a character, UTF-8 or UTF-16") from None
-
-    def _check(self, element: Element, path: tuple[str, ...] = ()) -> None:
-        seen: set[tuple[str, ...]] = set()
-        for inner in element:
-            its = (*path, inner.tag.rpartition("}")[2])
-            # Spark would take the last one.
-            if its in seen and its in self.once:
-                raise BadContentError(f"a record has {'.'.join(its)} twice, and the column holds one value")
-            seen.add(its)
-            self._check(inner, its)
 
 
 @contextmanager

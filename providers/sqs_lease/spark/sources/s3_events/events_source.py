@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
-from operator import and_, or_
 from typing import Any, Final, Literal, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import (
-    FRACTIONS,
-    NO_VALUE,
-    as_written,
-    flaw,
-    joined,
-    json_rows,
-    odd_number,
-    places,
-    times_of_day,
-)
+from sqs_lease.spark.sources.json import flaw, json_rows
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
-from sqs_lease.spark.sources.s3_events.columnar import Columnar, avro, orc, parquet
-from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines, XmlRows
+from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
 from sqs_lease.spark.sources.s3_events.object_rows import (
     BUCKET,
@@ -50,9 +28,10 @@ from sqs_lease.spark.sources.s3_events.object_rows import (
     S3Read,
 )
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
+from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
-ObjectFormat = Literal["jsonl", "json", "xml", "csv", "parquet", "orc", "avro"]
+ObjectFormat = Literal["jsonl", "json", "csv", "parquet"]
 """What the objects are."""
 
 _FORMATS: Final = get_args(ObjectFormat)
@@ -61,23 +40,8 @@ _OBJECT_COLUMNS: Final = (
     StructField(KEY, StringType(), nullable=False),
     StructField(VERSION_ID, StringType()),
 )
-_AS_TEXT: Final = ("jsonl", "json", "xml")
-"""The formats whose records are texts, which Spark parses."""
+_JSON: Final = ("jsonl", "json")
 
-_COLUMNAR: Final = {"parquet": parquet, "orc": orc, "avro": avro}
-_CORRUPT: Final = "_sqs_lease_corrupt"
-_RECORD: Final = "_sqs_lease_record"
-
-_XML_OPTIONS: Final = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
-    "ignoreNamespace": "true",
-    # A timestamp without a zone means the same whichever session parses it.
-    "timeZone": "UTC",
-}
-# As a text of an element, or a value of an attribute, in which characters may be escaped.
-_MAY_HAVE_TIME_OF_DAY: Final = r"""[>"'\[][\x00-\x20\x7F]*+[+-]?(T\d|\d{1,2}:)|&#"""
-_PACKAGES: Final = {"avro": "fastavro", "xml": "defusedxml"}
 _NOT_IN_TEXT: Final = (ArrayType, BinaryType, MapType, StructType)
 
 
@@ -95,15 +59,13 @@ class S3EventsSource(FixedSource):
 
     Exactly once holds for objects: two messages that tell of the same writing of the same objects bring their records
     once (S3 may send a notification twice), by the version of an object or else by the notification's ``sequencer``. An
-    object that was written twice brings the records of both. Messages of :func:`.listing.listed_objects` are taken,
-    too, and an object that is both listed and told of brings its records once. The columns ``_s3_bucket``,
-    ``_s3_key`` and ``_s3_version_id`` (null without versions) tell where a row is from.
+    object that was written twice brings the records of both. The columns ``_s3_bucket``, ``_s3_key`` and
+    ``_s3_version_id`` (null without versions) tell where a row is from.
 
     Attributes:
         format: ``"jsonl"`` (one JSON object a line, as strict as ``JsonSource``), ``"json"`` (an array of objects, or
-            one object, over any lines), ``"xml"`` (the elements that ``row_tag`` of ``read`` names; needs
-            ``sqs-lease[xml]``), ``"csv"`` (in UTF-8, with a header), ``"parquet"``, ``"orc"`` or ``"avro"`` (needs
-            ``sqs-lease[avro]``). An object of the first four whose key ends in ``.gz`` is decompressed.
+            one object, over any lines), ``"csv"`` (in UTF-8, with a header) or ``"parquet"``. An object of the first
+            three whose key ends in ``.gz`` is decompressed.
         schema: The columns of a record, as a Spark DDL string or a ``StructType``. Fields that it does not name are
             ignored. CSV has no nested columns and no ``BINARY``.
         path_columns: Further columns, in the same notation, whose values are in the keys of the objects, as Hive's
@@ -141,8 +103,7 @@ class S3EventsSource(FixedSource):
     def identity(self) -> str:
         """The format and the schema."""
         path = f"; {notation(self.path_columns)}" if self.path_columns else ""
-        row_tag = f"; {self._reading.row_tag}" if self.format == "xml" else ""
-        return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}{path}{row_tag}"
+        return f"s3-events; {self.format}; {self._reading.delimiter}; {notation(self.schema)}{path}"
 
     @property
     def keys(self) -> KeysOf:
@@ -159,11 +120,6 @@ class S3EventsSource(FixedSource):
 
     def checker(self) -> BodyChecker:
         """See :class:`.source.Source`. The schema is checked here, before anything is written."""
-        if (package := _PACKAGES.get(self.format)) and find_spec(package) is None:
-            raise SchemaError(
-                f"the format {self.format} needs the package {package}: install sqs-lease[{self.format}] where the "
-                "driver and the executors run"
-            )
         columns = self._record()
         path = self._path()
         for its in path.fields:
@@ -188,12 +144,10 @@ class S3EventsSource(FixedSource):
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
         reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path))
-        content = [StructField(LINE, StringType())] if self.format in _AS_TEXT else record.fields
+        content = [StructField(LINE, StringType())] if self.format in _JSON else record.fields
         rows = reader.plan(messages, StructType([*content, *path.fields]), self._reading.tasks)
         carried = [*(quoted(name) for name in path.names), *OF_ROWS]
-        if self.format == "xml":
-            return _xml_rows(rows, LINE, record, carried)
-        if self.format in _AS_TEXT:
+        if self.format in _JSON:
             return json_rows(rows, LINE, record, carried)
         return rows.select(
             *(quoted(name) for name in columns.names),
@@ -210,7 +164,7 @@ class S3EventsSource(FixedSource):
         return ObjectStore(self._reading.threads, self.endpoint_url, self.region)
 
     def _record(self) -> StructType:
-        return json_schema(self.schema) if self.format in ("jsonl", "json") else struct_type(self.schema)
+        return json_schema(self.schema) if self.format in _JSON else struct_type(self.schema)
 
     def _path(self) -> StructType:
         return struct_type(self.path_columns) if self.path_columns else StructType([])
@@ -221,52 +175,10 @@ class S3EventsSource(FixedSource):
                 return JsonLines()
             case "json":
                 return JsonDocument()
-            case "xml":
-                return XmlRows(self._reading.row_tag, frozenset(_single(record)))
         required = [its.name for its in record.fields if not its.nullable]
-        if opened := _COLUMNAR.get(self.format):
-            return Columnar(arrow_schema(record), required, opened)
+        if self.format == "parquet":
+            return Parquet(arrow_schema(record), required)
         for its in record.fields:
             if isinstance(its.dataType, _NOT_IN_TEXT):
                 raise SchemaError(f"column {its.name}: CSV cannot hold the type {its.dataType.simpleString()}")
         return Csv(arrow_schema(record), required, self._reading.delimiter)
-
-
-def _single(kind: DataType, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The columns, and fields inside of them, that hold one value: each by the names on the way to it."""
-    if isinstance(kind, ArrayType):
-        yield from _single(kind.elementType, path)
-    for its in kind.fields if isinstance(kind, StructType) else ():
-        if not isinstance(its.dataType, ArrayType):
-            yield *path, its.name
-        yield from _single(its.dataType, (*path, its.name))
-
-
-def _xml_rows(frame: DataFrame, text: str, columns: StructType, carried: Sequence[str]) -> DataFrame:
-    """Parse a column of XML elements by Spark's own parser, as :func:`.json.json_rows` does.
-
-    Attributes of the element are columns whose names begin with ``_``.
-    """
-    schema = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
-    record = F.col(_RECORD)
-    texts = [StructField(its.name, as_written(its.dataType, (TimestampType, *FRACTIONS))) for its in columns.fields]
-    written = F.from_xml(text, StructType(texts), _XML_OPTIONS)
-    unfit = [record.getField(_CORRUPT).isNotNull()]
-    for its in columns.fields:
-        value = written.getField(its.name)
-        unfit += [test for _, test in times_of_day(F.col(text), _MAY_HAVE_TIME_OF_DAY, value, its)]
-        unfit += [test for _, test in places(value, its, odd_number)]
-    parsed = frame.select(*carried, text, F.from_xml(text, schema, _XML_OPTIONS).alias(_RECORD)).select(
-        *(record.getField(name).alias(name) for name in columns.names),
-        *carried,
-        joined(or_, unfit).alias(_CORRUPT),
-    )
-    reason = F.coalesce(
-        F.col(REASON),
-        F.when(F.col(_CORRUPT), F.lit("a value is not of the type in the schema")),
-        flaw(columns),
-        F.when(joined(and_, [F.col(quoted(name)).isNull() for name in columns.names]), F.lit(NO_VALUE)),
-    )
-    return parsed.withColumn(REASON, reason).select(
-        *(quoted(name) for name in columns.names), *(name for name in carried if name != REASON), REASON
-    )

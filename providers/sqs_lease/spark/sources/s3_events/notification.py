@@ -13,17 +13,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import unquote_plus
 
 from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.spark.sources.sns import is_envelope, published
-from sqs_lease.spark.sources.source import UNREADABLE, Names, NotANotificationError
+from sqs_lease.spark.sources.source import UNREADABLE, NotANotificationError
 
 _TAG: Final = re.compile(r"[!#-~]+")
-_LISTED: Final = "sqs-lease:s3"
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
 
 
@@ -37,7 +36,6 @@ class S3Object:
         version_id: The version that the notification tells of; None in a bucket without versions.
         sequencer: Tells one writing of the key from another; the same in every notification of it.
         tag: S3's entity tag, which the same bytes share, if they were written in the same way.
-        is_listed: Whether it was found by listing the bucket, rather than by a notification.
     """
 
     bucket: str
@@ -45,7 +43,6 @@ class S3Object:
     version_id: str | None = None
     sequencer: str | None = field(default=None, compare=False)
     tag: str | None = field(default=None, compare=False)
-    is_listed: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         version = f" (version {self.version_id})" if self.version_id else ""
@@ -81,13 +78,8 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def key_of(body: str) -> str | Names | None:
+def key_of(body: str) -> str | None:
     """Name what a message tells of: the same for each message about the same writing of the same objects.
-
-    Without a version, a notification tells by the sequencer which writing it means, and a listing cannot; both tell the
-    object's tag. So each is known by the tag, too, under a name that the other kind of message asks for: an object is
-    a repeat if it was listed and a notification of it comes, and the other way round, but not if two notifications tell
-    that the same bytes were written twice.
 
     Returns:
         The name; None for a message that tells of no object, or not which writing of it.
@@ -96,43 +88,17 @@ def key_of(body: str) -> str | Names | None:
         objects = created_objects(body)
     except UNREADABLE:
         return None
-    if len(objects) == 1 and not version_of(its := objects[0]) and its.tag:
-        listed, told = (_hashed(kind, [[its.bucket, its.key, its.tag]]) for kind in ("s3-listed", "s3-told"))
-        if its.is_listed:
-            return Names(listed, repeats=told, also=told)
-        if its.sequencer:
-            return Names(_hashed("s3", [[its.bucket, its.key, its.sequencer]]), repeats=listed, also=told)
     versions = [version_of(its) or its.sequencer for its in objects]
     if not objects or None in versions:
         return None
-    return _hashed("s3", [[its.bucket, its.key, version] for its, version in zip(objects, versions, strict=True)])
-
-
-def listed_body(bucket: str, key: str, *, version_id: str | None, tag: str, size: int, modified: str) -> str:
-    """Write what S3 would have sent to the queue for an object that was found by listing.
-
-    The key is decoded, the size in bytes, the entity tag without quotes, and the time written as ISO 8601 has it.
-    """
-    version = {} if version_id is None else {"versionId": version_id}
-    described = {"key": quote_plus(key, safe="/"), "size": size, "eTag": tag, **version}
-    record = {
-        "eventVersion": "2.1",
-        "eventSource": _LISTED,
-        "eventTime": modified,
-        "eventName": "ObjectCreated:Listed",
-        "s3": {"bucket": {"name": bucket}, "object": described},
-    }
-    return json.dumps({"Records": [record]}, separators=(",", ":"))
+    named = [[its.bucket, its.key, version] for its, version in zip(objects, versions, strict=True)]
+    return f"s3:{hashlib.sha256(json.dumps(named).encode()).hexdigest()}"
 
 
 def version_of(its: S3Object) -> str | None:
     """The version that is this writing of the key and no other; None where it has none."""
     # Objects that were written while a bucket's versions were suspended all have the version "null".
     return None if its.version_id == "null" else its.version_id
-
-
-def _hashed(kind: str, named: Sequence[Sequence[str | None]]) -> str:
-    return f"{kind}:{hashlib.sha256(json.dumps(named).encode()).hexdigest()}"
 
 
 def _from_records(records: Any) -> list[S3Object]:
@@ -151,7 +117,7 @@ def _from_records(records: Any) -> list[S3Object]:
             key = unquote_plus(named.key, errors="strict")
         except UnicodeDecodeError:
             raise NotANotificationError(f"the key of object {position} is not UTF-8") from None
-        found.append(replace(named, key=key, is_listed=record["eventSource"] == _LISTED))
+        found.append(replace(named, key=key))
     return found
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from demo.processes import ROOT
-from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, TESTED
+from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, ICEBERG_SETTINGS, tested_jars
 
 CATALOG = "lake"
 JARS = ROOT / ".jars"
@@ -37,7 +36,7 @@ def session_with_jars(warehouse: Path) -> Iterator[SparkSession]:
     Args:
         warehouse: The directory of its catalogs.
     """
-    jars = TESTED[pyspark.__version__.rpartition(".")[0]]
+    jars = tested_jars()
     extensions = ",".join(settings["spark.sql.extensions"] for settings in (DELTA_SETTINGS, ICEBERG_SETTINGS))
     settings = {
         **DELTA_SETTINGS,

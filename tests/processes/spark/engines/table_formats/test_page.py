@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from demo.processes import ROOT
 from sqs_lease.spark import JsonSource, ingest
-from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, TESTED
+from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, tested_jars
 from tests.spark.samples import message
 
 MARKS = ("NativeDeltaSink", "IcebergSink", "DELTA_SETTINGS", "ICEBERG_SETTINGS")
@@ -68,7 +68,7 @@ def test_orders_are_loaded_into_a_lake(spark: SparkSession, names: dict[str, Any
 
 def test_sessions_get_jars_and_settings(names: dict[str, Any]) -> None:
     delta = names["with_delta"](Builder()).settings
-    assert delta == {"spark.jars.packages": TESTED["4.1"].delta, **DELTA_SETTINGS}
+    assert delta == {"spark.jars.packages": tested_jars().delta, **DELTA_SETTINGS}
     iceberg = names["with_iceberg"](Builder(), "/warehouse").settings
     assert iceberg["spark.sql.catalog.lake.warehouse"] == "/warehouse"
-    assert iceberg["spark.jars.packages"] == TESTED["4.1"].iceberg
+    assert iceberg["spark.jars.packages"] == tested_jars().iceberg

@@ -1,0 +1,20 @@
+"""The script of a Glue job that ingests one batch: `--manifest`, `--result` and `--spec` are arguments of the job.
+
+Glue gives its jobs further arguments of its own, so those of the ingestion are picked out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Glue has it; nobody else does.
+from awsglue.utils import getResolvedOptions
+
+from sqs_lease.spark.job.main import main
+
+NAMES = ("manifest", "result", "spec")
+
+given = getResolvedOptions(sys.argv, list(NAMES))
+# No exit() where all is well: Glue may take it for a failure, whatever its code.
+if main([part for name in NAMES for part in (f"--{name}", given[name])]) != 0:
+    raise SystemExit("the ingestion failed: its error is in the log")
