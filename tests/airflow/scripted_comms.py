@@ -52,7 +52,11 @@ class ScriptedComms:
         self.on_request: Callable[[Any], None] | None = None
 
     def send(self, request: Any) -> Any:
-        """Wait for the answer in the event loop, within a portal, as in the triggerer."""
+        """Wait for the answer within a portal of the event loop, as in the triggerer; without a loop as in a worker."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.asend(request))
         return greenback.await_(self.asend(request))
 
     async def asend(self, request: Any) -> Any:

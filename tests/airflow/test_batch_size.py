@@ -81,7 +81,7 @@ def options_of(max_messages: int | str = 10, *, mapped: bool = False, payload: s
             load(messages)
     sensor = dag.task_dict["orders"]
     assert isinstance(sensor, SqsLeaseSensor)
-    instance = SimpleNamespace(map_index=-1, try_number=1)
+    instance = SimpleNamespace(dag_id="shop", run_id="run", task_id="orders", map_index=-1, try_number=1)
     with pytest.raises(TaskDeferred) as deferred:
         SqsLeaseSensor.execute.__wrapped__(sensor, {"ti": instance})  # type: ignore[attr-defined]
     trigger = deferred.value.trigger

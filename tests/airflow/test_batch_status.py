@@ -54,8 +54,9 @@ def test_a_batch_that_was_just_taken_says_what_is_held_and_what_comes_next(world
         assert written["counts"]["received"] == 3
         assert written["counts"]["held"] == 3
         assert wall(world.clock, began_at) <= written["oldest_received_at"] <= wall(world.clock, taken_by)
-        assert written["renew_at"] == written["oldest_received_at"] + 60
-        assert written["deadline"] == written["oldest_received_at"] + 120
+        assert abs(written["renew_at"] - written["oldest_received_at"] - 60) <= 1, "both are rounded"
+        # Less what the clocks of two machines may differ by.
+        assert 114 <= written["deadline"] - written["oldest_received_at"] <= 121
         await running.cancel()
 
     world.run(scenario)

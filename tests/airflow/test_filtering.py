@@ -210,7 +210,7 @@ def published(world: LeasedMessages) -> list[str]:
 
 def test_what_does_not_match_is_left_alone_by_default_and_comes_back_after_its_timeout(world: LeasedMessages) -> None:
     async def scenario() -> None:
-        await world.receive(world.triggerer(), filter=only("b"))
+        await world.receive(world.triggerer(), filter=only("b"), handoff_timeout_seconds=300.0)
         await asyncio.sleep(27)
         assert world.message_states() == dict.fromkeys("abc", MessageState.IN_FLIGHT)
         await asyncio.sleep(5)

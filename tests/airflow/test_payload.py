@@ -230,20 +230,6 @@ def test_the_files_of_messages_that_airflow_does_not_take_are_removed(world: Lea
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_files_of_messages_that_no_keeper_took_are_removed_when_they_are_released(
-    world: LeasedMessages, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        await world.receive(world.triggerer(), payload=str(tmp_path), handoff_timeout_seconds=60.0)
-        world.states[KEEP.task_id] = "queued"
-        assert len(files_in(tmp_path)) == 2
-        await asyncio.sleep(70)
-        assert world.message_states() == ALL_VISIBLE
-
-    world.run(scenario)
-    assert files_in(tmp_path) == []
-
-
 @pytest.mark.parametrize("state", ["failed", "success"])
 def test_the_files_are_removed_when_a_user_ends_the_keeper(world: LeasedMessages, tmp_path: Path, state: str) -> None:
     async def scenario() -> None:

@@ -59,10 +59,10 @@ def test_a_watcher_with_an_argument_of_another_release_fails_alone() -> None:
     assert "batches" in str(error)
 
 
-def test_a_keeper_whose_lease_another_release_stored_fails_alone() -> None:
-    error = started(KEEPER, lambda kwargs: kwargs["lease"].pop("queue_url"))
+def test_a_keeper_with_an_argument_of_another_release_fails_alone() -> None:
+    error = started(KEEPER, lambda kwargs: kwargs.update(holder="a1"))
     assert isinstance(error, TypeError)
-    assert "queue_url" in str(error)
+    assert "holder" in str(error)
 
 
 def test_an_author_sees_the_error_itself_where_the_dag_is_parsed() -> None:

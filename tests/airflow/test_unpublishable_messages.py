@@ -113,7 +113,8 @@ def test_a_sensor_that_finds_nothing_else_does_not_receive_such_a_message_over_a
     async def scenario() -> None:
         triggerer = world.triggerer()
         # The others are taken by the first sensor.
-        await world.receive(triggerer, on_failure=encode_failure_rule(rule))
+        await world.receive(triggerer, on_failure=encode_failure_rule(rule), handoff_timeout_seconds=900.0)
+        world.supervisor.xcoms.clear()
         second = await world.receive(
             triggerer, batch_id="second", timeout_seconds=600, on_failure=encode_failure_rule(rule)
         )

@@ -66,7 +66,10 @@ def received(dag: DAG, task_id: str) -> Any:
     """What a sensor returns that received in its worker."""
     sensor = dag.task_dict[task_id]
     assert isinstance(sensor, SqsLeaseSensor)
-    return sensor.execute(context_of(SimpleNamespace(map_index=-1, try_number=1, xcom_push=lambda **_: None)))
+    instance = SimpleNamespace(
+        dag_id="shop", run_id="run", task_id="orders", map_index=-1, try_number=1, xcom_push=lambda **_: None
+    )
+    return sensor.execute(context_of(instance))
 
 
 def no_key() -> None:

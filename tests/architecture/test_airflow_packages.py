@@ -13,8 +13,7 @@ BELOW = {
     "failures": {"airflow_api"},
     "settlement": {"airflow_api", "transfer", "failures"},
     "receiving": {"airflow_api", "transfer"},
-    "batches": {"airflow_api", "transfer"},
-    "triggers": {"airflow_api", "transfer", "settlement", "receiving", "batches"},
+    "triggers": {"airflow_api", "transfer", "settlement", "receiving"},
     "page": set(),
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""

@@ -1,5 +1,6 @@
 /*
- * How a batch is held, handed over and settled by two triggerers, as docs/model.md explains it.
+ * How a batch is held, handed over and settled by two triggerers, as docs/model.md explains it: who stops holding it
+ * extends it once, writes it down and forgets it; who starts holding it reads what is written.
  *
  * Two messages that were received together; another consumer, who takes whatever is visible; a user; crashes and stalls.
  * Everything is one loop of guarded steps, so a crash, a stall or the other triggerer comes between any two of them.
@@ -64,11 +65,7 @@ byte batch = 0;  /* the run's */
 #define NO_NOTE 2
 byte noted_batch = NO_NOTE; /* of the receiving task: it is left when the keeper's task begins again */
 bit noted[2];
-#define NOBODY 2
-byte taken_by = NOBODY;
-byte taken_batch = 0;
-byte also_taken_by = NOBODY; /* the same, of the receiving task */
-byte also_taken_batch = 0;
+bit on_its_way[2]; /* by batch: extended for its next holder, and held by nobody */
 
 /* The triggerers. */
 #define DEAD 0
@@ -79,18 +76,11 @@ bit quiet[2]; /* it stood still, and has not heard yet what happened meanwhile *
 
 /* What a triggerer does about a batch. */
 #define NOTHING 0
-#define HANDS_OFF 1
-#define TAKES_OVER 2 /* holds, and has not told yet */
-#define KEEPS 3
-#define GIVES_BACK 4
-#define RECEIVES 5
+#define KEEPS 1
+#define GIVES_BACK 2
+#define RECEIVES 3
 byte role[4];
 #define ROLE(b, t) role[(b) * 2 + (t)]
-bit took_over[4]; /* from another process, which may not have heard yet */
-#define TOOK_OVER(b, t) took_over[(b) * 2 + (t)]
-bit told[4]; /* that it took over */
-#define TOLD(b, t) told[(b) * 2 + (t)]
-
 /* What it knows of a message, and its calls that are under way. */
 #define NOT_HELD 0
 #define HELD 1
@@ -125,16 +115,7 @@ bit was_late; /* the keeper was not there in time, and what was held for it was 
 #define HOLDS(b, t, m) \
   (IS_UP(t) && ROLE(b, t) != NOTHING && (lease[AT(b, t, m)] == HELD || lease[AT(b, t, m)] == DECIDED))
 #define EXTENDS(b, t) (extending[AT(b, t, 0)] || extending[AT(b, t, 1)])
-#define IS_TOLD(b) (taken_by != NOBODY && taken_batch == (b))
-#define KEEPER_SAYS_OTHER(b, t) (taken_by == OTHER(t) && taken_batch == (b))
-#ifdef WITHOUT_TELLING_TWICE
-#define IS_TAKEN_BY_OTHER(b, t) KEEPER_SAYS_OTHER(b, t)
-#else
-#define IS_TAKEN_BY_OTHER(b, t) (also_taken_by == OTHER(t) && also_taken_batch == (b))
-#endif
-#define WAS_TAKEN_BY_OTHER(b, t) (KEEPER_SAYS_OTHER(b, t) || !IS_TOLD(b) && IS_TAKEN_BY_OTHER(b, t))
 #define NOTE_IS_ABOUT(b) (noted_batch == (b))
-#define NOTE_SAYS(b, t, m) (noted[m] == (lease[AT(b, t, m)] >= DECIDED))
 #ifdef WITHOUT_NOTES_NAME_THEIR_BATCH
 #define IS_READ_AS_ABOUT(b) (noted_batch != NO_NOTE)
 #else
@@ -143,8 +124,6 @@ bit was_late; /* the keeper was not there in time, and what was held for it was 
 
 inline forget(b, t) {
   ROLE(b, t) = NOTHING;
-  TOOK_OVER(b, t) = 0;
-  TOLD(b, t) = 0;
   lease[AT(b, t, 0)] = NOT_HELD;
   lease[AT(b, t, 1)] = NOT_HELD;
   intended[AT(b, t, 0)] = NO_CALL;
@@ -272,10 +251,18 @@ inline lose_answer(b, t, m) {
 #define IS_KEPT_BY_ITS_TRIGGER(b) \
   (keeper == DEFERRED && batch == (b) && IS_UP(assigned) && ROLE(b, assigned) == KEEPS)
 
+/* Time: what is on its way lasts for the hand-off timeout, and that ends so often. */
+#ifdef WITHOUT_EXTENDING_FOR_THE_NEXT_HOLDER
+#define MAY_END(b) 1
+#else
+#define MAY_END(b) (!on_its_way[b] || timeouts < TIMEOUTS)
+#endif
+
 #define EXPIRY(b, m) \
   :: atomic { place[m] == IN_FLIGHT && newest[m] == (b) && !HOLDS(b, 0, m) && !HOLDS(b, 1, m) \
-      && !IS_BEING_RELEASED(b, m) -> printf("the lease of message %d ends\n", m); \
+      && !IS_BEING_RELEASED(b, m) && MAY_END(b) -> printf("the lease of message %d ends\n", m); \
       \
+      if :: on_its_way[b] && timeouts < TIMEOUTS -> timeouts++; was_late = 1 :: else fi; \
       assert(WORK(b, m) != AT_WORK || ACTIONS || FAULTS && !IS_KEPT_BY_ITS_TRIGGER(b)); \
       /* 2: nothing that is worked on comes back, unless nobody was there who could extend it */ \
       place[m] = VISIBLE; \
@@ -312,14 +299,14 @@ inline lose_answer(b, t, m) {
 #define LOSE_NOTE skip
 #endif
 #define IS_KEPT(t) \
-  (IS_UP(t) && (ROLE(batch, t) == KEEPS || ROLE(batch, t) == TAKES_OVER) || \
+  (IS_UP(t) && ROLE(batch, t) == KEEPS || \
    ROLE(batch, t) == NOTHING && (extending[AT(batch, t, 0)] || extending[AT(batch, t, 1)]))
 
 #define SCHEDULER \
   :: atomic { keeper == NOT_STARTED && !cleared && !IS_KEPT(0) && !IS_KEPT(1) -> printf("the keeper's task begins\n"); \
       \
       keeper = BEGINS; \
-      if :: tried_before -> LOSE_NOTE; taken_by = NOBODY :: else fi } \
+      if :: tried_before -> LOSE_NOTE :: else fi } \
   :: atomic { keeper == BEGINS -> printf("the keeper's task is deferred\n"); \
       \
       keeper = DEFERRED; \
@@ -348,14 +335,22 @@ inline lose_answer(b, t, m) {
 #define HAS_RECEIVED(m) (lease[AT(0, 0, m)] != NOT_HELD || place[m] != VISIBLE)
 
 #define PUBLISH \
-  :: atomic { IS_UP(0) && ROLE(0, 0) == RECEIVES && !quiet[0] && HAS_RECEIVED(0) && HAS_RECEIVED(1) -> \
+  :: atomic { IS_UP(0) && ROLE(0, 0) == RECEIVES && !quiet[0] && HAS_RECEIVED(0) && HAS_RECEIVED(1) && \
+      !EXTENDS(0, 0) -> \
       if \
       :: lease[AT(0, 0, 0)] == HELD || lease[AT(0, 0, 1)] == HELD -> \
-        printf("triggerer 0 publishes the batch\n"); ROLE(0, 0) = HANDS_OFF; keeper = NOT_STARTED; begin(0); begin(1) \
+        printf("triggerer 0 extends the batch, publishes and forgets it\n"); keeper = NOT_STARTED; begin(0); begin(1); \
+        hand_on(0, 0) \
       :: else -> forget(0, 0) /* all were lost */ \
       fi } \
   :: atomic { IS_UP(0) && ROLE(0, 0) == RECEIVES && stalls -> printf("Airflow lets another triggerer receive\n"); \
       give_back(0, 0) }
+
+/* Time: its extensions under way have arrived. */
+inline hand_on(b, t) {
+  forget(b, t);
+  on_its_way[b] = 1
+}
 
 inline begin(m) {
   if
@@ -364,25 +359,28 @@ inline begin(m) {
   fi
 }
 
+/* The worker of the next try gives back what no keeper has begun to hold. */
+#define GIVES_BACK_WHAT_IS_ON_ITS_WAY(m) \
+  :: atomic { cleared && on_its_way[0] && place[m] == IN_FLIGHT && newest[m] == FIRST_RECEIPT -> \
+      printf("the next try gives message %d back\n", m); place[m] = VISIBLE; SETTLED(0, m) = 1 }
+
 #define RECEIVES_AGAIN(t) \
   :: atomic { cleared && IS_UP(t) && (place[0] == VISIBLE || place[1] == VISIBLE) -> printf("triggerer %d receives again\n", t); \
       \
       cleared = 0; \
       batch = 1; \
       noted_batch = NO_NOTE; \
-      taken_by = NOBODY; also_taken_by = NOBODY; \
-      ROLE(1, t) = HANDS_OFF; \
       receive(t, 0); \
-      receive(t, 1) }
+      receive(t, 1); \
+      hand_on(1, t) }
 
 inline receive(t, m) {
   if
   :: place[m] == VISIBLE ->
     place[m] = IN_FLIGHT;
     newest[m] = SECOND_RECEIPT;
-    lease[AT(1, t, m)] = HELD;
     WORK(1, m) = AT_WORK
-  :: else -> lease[AT(1, t, m)] = DONE
+  :: else
   fi
 }
 
@@ -422,7 +420,7 @@ inline do_again(m) {
   :: atomic { stalls < STALLS && IS_UP(t) -> printf("triggerer %d stands still\n", t); stalls++; triggerer[t] = STANDS_STILL } \
   :: atomic { triggerer[t] == STANDS_STILL -> printf("triggerer %d goes on\n", t); triggerer[t] = UP; wake(t) }
 
-/* Time: within its quiet seconds it hears which of its triggers run elsewhere, and who took over what it hands off. */
+/* Time: within its quiet seconds it hears which of its triggers run elsewhere. */
 inline wake(t) {
 #ifndef WITHOUT_QUIET_AFTER_A_STALL
   quiet[t] = 1
@@ -431,9 +429,7 @@ inline wake(t) {
 #endif
 }
 
-#define IS_NEWS(b, t) \
-  (ROLE(b, t) == HANDS_OFF && IS_NO_LONGER_NEEDED(b, t) || \
-   (ROLE(b, t) == KEEPS || ROLE(b, t) == TAKES_OVER) && (keeper != DEFERRED || assigned != (t) || batch != (b)))
+#define IS_NEWS(b, t) (ROLE(b, t) == KEEPS && (keeper != DEFERRED || assigned != (t) || batch != (b)))
 
 #define HAS_NO_NEWS(t) (!IS_NEWS(0, t) && !IS_NEWS(1, t))
 
@@ -472,9 +468,9 @@ inline wake(t) {
 #endif
 
 #ifdef WITHOUT_WAITING_FOR_EXTENSIONS
-#define IS_READY(b, t, m) HAS_WAITED(b, t)
+#define IS_READY(b, t, m) 1
 #else
-#define IS_READY(b, t, m) (HAS_WAITED(b, t) && !extending[AT(b, t, m)])
+#define IS_READY(b, t, m) (!extending[AT(b, t, m)])
 #endif
 
 #ifdef WITHOUT_KEEPING_WHAT_LAPSED
@@ -483,38 +479,18 @@ inline wake(t) {
 #define KNOWN_TO_HAVE_LAPSED(b, t, m) lapsed[AT(b, t, m)]
 #endif
 
-/* Time: after a takeover, until the former holder has read of it, and its last call has arrived. */
-#ifdef WITHOUT_WAITING_AFTER_A_TAKEOVER
-#define HAS_WAITED(b, t) 1
-#else
-#define HAS_WAITED(b, t) \
-  (!TOOK_OVER(b, t) || (!IS_UP(OTHER(t)) || ROLE(b, OTHER(t)) == NOTHING) && !EXTENDS(b, OTHER(t)))
-#endif
-
 #define MAY_SETTLE(b, t) \
-  (IS_UP(t) && !quiet[t] && ROLE(b, t) == KEEPS && keeper == DEFERRED && HAS_WAITED(b, t))
+  (IS_UP(t) && !quiet[t] && ROLE(b, t) == KEEPS && keeper == DEFERRED)
 
-/* ---------------------------------------------------------------- a triggerer: triggers and the hand-off */
+/* ---------------------------------------------------------------- a triggerer: the keeper's trigger */
 
 #define TRIGGER(b, t) \
-  :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == HANDS_OFF && \
-      !quiet[t] && !KEEPER_SAYS_OTHER(b, t) -> printf("the trigger starts in triggerer %d, which has the batch\n", t); \
+  :: atomic { IS_UP(t) && !quiet[t] && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == NOTHING -> \
+      printf("the trigger starts in triggerer %d, and adopts\n", t); \
       ROLE(b, t) = KEEPS; \
-      if \
-      :: tried_before && IS_CLOSED(b) -> drop(b, t, 0); drop(b, t, 1) \
-      :: else -> tell_again(b, t) \
-      fi } \
-  :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == NOTHING -> \
-      printf("triggerer %d takes over\n", t); \
-      ROLE(b, t) = TAKES_OVER; \
-      TOOK_OVER(b, t) = 1; \
+      on_its_way[b] = 0; \
       hold_unless_settled(b, t, 0); \
       hold_unless_settled(b, t, 1) } \
-  :: atomic { IS_UP(t) && keeper == DEFERRED && assigned == (t) && batch == (b) && ROLE(b, t) == GIVES_BACK && \
-      IS_CLOSED(b) && tried_before -> printf("a trigger in triggerer %d finds that the batch ended\n", t); \
-      tell(b, t); keeper = ENDED } \
-  :: atomic { IS_UP(t) && ROLE(b, t) == TAKES_OVER && !quiet[t] && batch == (b) && \
-      (keeper == DEFERRED && assigned == (t) || cleared) -> printf("triggerer %d says that it took over\n", t); ROLE(b, t) = KEEPS; tell(b, t) } \
   :: atomic { IS_UP(t) && ROLE(b, t) == KEEPS && keeper == DEFERRED && batch == (b) && !quiet[t] && \
       lease[AT(b, t, 0)] == DONE && lease[AT(b, t, 1)] == DONE -> \
       printf("the keeper ends\n"); note_end(b); keeper = ENDED; forget(b, t) } \
@@ -523,55 +499,6 @@ inline wake(t) {
       lease[AT(b, t, 1)] != SENT -> forget(b, t) } \
   NOTICES_CLEAR(b, t) \
   ENDED_FROM_OUTSIDE(b, t)
-
-#define IS_CLOSED(b) (NOTE_IS_ABOUT(b) && noted[0] && noted[1])
-
-inline drop(b, t, m) {
-  if
-  :: lease[AT(b, t, m)] == HELD -> lease[AT(b, t, m)] = DONE
-  :: else
-  fi
-}
-
-inline tell(b, t) {
-#ifdef WITHOUT_TELLING_OF_TAKEOVERS
-  skip
-#else
-  taken_by = t;
-  taken_batch = b;
-  also_taken_by = t;
-  also_taken_batch = b;
-  TOLD(b, t) = 1
-#endif
-}
-
-/* A process that handed off to the try before may not have read of it: then it holds the batch, too. */
-inline tell_again(b, t) {
-  if
-#ifndef WITHOUT_TELLING_AT_THE_NEXT_TRY
-  :: tried_before -> tell(b, t); TOOK_OVER(b, t) = 1
-#endif
-  :: else
-  fi
-}
-
-#ifdef WITHOUT_LEAVING_ALONE_WHAT_IS_NOT_KNOWN
-#define IS_UNKNOWN(b, t) 0
-#else
-#define IS_UNKNOWN(b, t) (ROLE(b, t) == TAKES_OVER)
-#endif
-
-#ifdef WITHOUT_NAMING_THE_HOLDER
-#define IS_ANOTHERS(b, t) 0
-#else
-#define IS_ANOTHERS(b, t) WAS_TAKEN_BY_OTHER(b, t)
-#endif
-
-#ifdef WITHOUT_HOLDING_WHAT_IS_DEFERRED
-#define IS_FOR_THE_NEXT(b) ((keeper == NOT_STARTED || keeper == BEGINS) && !cleared && batch == (b))
-#else
-#define IS_FOR_THE_NEXT(b) ((keeper == NOT_STARTED || keeper == BEGINS || keeper == DEFERRED) && !cleared && batch == (b))
-#endif
 
 /* Airflow ends the trigger of a cleared task only when that task is scheduled again. */
 #define IS_GONE(b) (keeper != DEFERRED && !cleared || keeper == DEFERRED && batch != (b))
@@ -584,82 +511,35 @@ inline tell_again(b, t) {
       printf("triggerer %d sees that the run was cleared\n", t); give_back(b, t) }
 #endif
 
+#ifdef WITHOUT_STAYING_OUT_AFTER_A_STALL
+#define STAYS_OUT(t) 0
+#else
+#define STAYS_OUT(t) quiet[t]
+#endif
+
+#define IS_THE_NEXT_TRYS(b) (keeper == NOT_STARTED || keeper == BEGINS)
+#define IS_ANOTHERS(b) (keeper == DEFERRED && batch == (b))
+#define IS_CLOSED(b) (NOTE_IS_ABOUT(b) && noted[0] && noted[1])
+
 /* Airflow ends a trigger whose task is not deferred any more, or is another triggerer's. */
 #define ENDED_FROM_OUTSIDE(b, t) \
-  :: atomic { IS_UP(t) && (ROLE(b, t) == KEEPS || ROLE(b, t) == TAKES_OVER) && \
+  :: atomic { IS_UP(t) && ROLE(b, t) == KEEPS && !(IS_THE_NEXT_TRYS(b) && EXTENDS(b, t)) && IS_GIVEN_BACK(b) && \
       (IS_GONE(b) || keeper == DEFERRED && batch == (b) && assigned != (t)) -> printf("Airflow ends the trigger in triggerer %d\n", t); \
       \
       if \
-      :: IS_UNKNOWN(b, t) || IS_ANOTHERS(b, t) -> forget(b, t) \
+      :: STAYS_OUT(t) || IS_ANOTHERS(b) || IS_CLOSED(b) -> forget(b, t) \
       :: else -> \
         if \
-        :: IS_FOR_THE_NEXT(b) -> ROLE(b, t) = HANDS_OFF; TOOK_OVER(b, t) = 0 \
+        :: IS_THE_NEXT_TRYS(b) && !cleared && batch == (b) -> \
+          write_note(b, t); hand_on(b, t) \
         :: else -> give_back(b, t) \
         fi \
       fi }
 
-#ifdef WITHOUT_HOLDING_UNTIL_TAKEN
-#define IS_NO_LONGER_NEEDED(b, t) (IS_TAKEN_BY_OTHER(b, t) || keeper == DEFERRED && assigned != (t))
-#else
-#define IS_NO_LONGER_NEEDED(b, t) \
-  (!IS_TO_BE_GIVEN_BACK(b) && IS_TAKEN_BY_OTHER(b, t) || IS_TO_BE_GIVEN_BACK(b) && WAS_TAKEN_BY_OTHER(b, t))
-#endif
-
-/* Time: before it gives anything back, it waits for a trigger that is about to say that it took over, and for its calls;
- * and if it took the batch over itself, for the process that had it to read of that. */
-#ifdef WITHOUT_ASKING_BEFORE_GIVING_BACK
-#define IS_NOBODYS(b, t) 1
-#else
-#define IS_NOBODYS(b, t) \
-  (!WAS_TAKEN_BY_OTHER(b, t) && !EXTENDS(b, OTHER(t)) && !(IS_UP(OTHER(t)) && ROLE(b, OTHER(t)) == TAKES_OVER) && \
-   !(TOLD(b, t) && IS_UP(OTHER(t)) && ROLE(b, OTHER(t)) != NOTHING))
-#endif
-
-/* Time: one that held before, and whose keeper was deferred, has stopped before the time of the next one ends. */
-#define IS_ALONE(b, t) ((!IS_UP(OTHER(t)) || ROLE(b, OTHER(t)) == NOTHING) && !EXTENDS(b, OTHER(t)))
-
-#define HANDOFF(b, t) \
-  :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && IS_NO_LONGER_NEEDED(b, t) -> \
-      printf("triggerer %d no longer holds what it hands off\n", t); forget(b, t) } \
-  :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && !IS_TO_BE_GIVEN_BACK(b) && !IS_TAKEN_BY_OTHER(b, t) && \
-      !(NOTE_IS_ABOUT(b) && NOTE_SAYS(b, t, 0) && NOTE_SAYS(b, t, 1)) -> \
-      printf("triggerer %d notes what was settled\n", t); write_note(b, t) } \
-  :: atomic { IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && \
-      IS_TO_BE_GIVEN_BACK(b) && IS_NOBODYS(b, t) -> printf("triggerer %d gives back what it hands off\n", t); \
-      give_back(b, t) } \
-  :: atomic { timeouts < TIMEOUTS && IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && keeper == NOT_STARTED && \
-      !cleared && batch == (b) && IS_ALONE(b, t) -> printf("the keeper was not begun in time: triggerer %d gives back\n", t); \
-      timeouts++; was_late = 1; give_back(b, t) } \
-  :: atomic { timeouts < TIMEOUTS && IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && keeper == BEGINS && \
-      batch == (b) -> printf("the keeper begins as the time ends: triggerer %d no longer holds\n", t); \
-      timeouts++; when_the_time_ends(b, t, LEAVES_ALONE_WHAT_BEGINS) } \
-  :: atomic { timeouts < TIMEOUTS && IS_UP(t) && ROLE(b, t) == HANDS_OFF && !quiet[t] && batch == (b) -> \
-      printf("Airflow says nothing as the time ends: triggerer %d no longer holds\n", t); \
-      timeouts++; when_the_time_ends(b, t, LEAVES_ALONE_WHAT_IS_UNSAID) }
-
-inline when_the_time_ends(b, t, leaves_alone) {
-  if
-  :: leaves_alone -> was_late = 1; forget(b, t)
-  :: !leaves_alone -> give_back(b, t)
-  fi
-}
-
-#ifdef WITHOUT_LEAVING_ALONE_WHAT_BEGINS
-#define LEAVES_ALONE_WHAT_BEGINS 0
-#else
-#define LEAVES_ALONE_WHAT_BEGINS 1
-#endif
-
-#ifdef WITHOUT_LEAVING_ALONE_WHAT_IS_UNSAID
-#define LEAVES_ALONE_WHAT_IS_UNSAID 0
-#else
-#define LEAVES_ALONE_WHAT_IS_UNSAID 1
-#endif
-
 #ifdef WITHOUT_GIVING_BACK_WHAT_ENDED
-#define IS_TO_BE_GIVEN_BACK(b) 0
+#define IS_GIVEN_BACK(b) (keeper != ENDED)
 #else
-#define IS_TO_BE_GIVEN_BACK(b) (keeper == ENDED || cleared || batch != (b))
+#define IS_GIVEN_BACK(b) 1
 #endif
 
 #define NOT_HELD_FOR_EVER(b, t, m) (!IS_UP(t) || ROLE(b, t) == NOTHING || lease[AT(b, t, m)] != HELD)
@@ -684,15 +564,14 @@ init {
   HEARS(0) HEARS(1)
   KEEPER(0, 0, 0) KEEPER(0, 0, 1) KEEPER(0, 1, 0) KEEPER(0, 1, 1)
   TRIGGER(0, 0) TRIGGER(0, 1)
-  HANDOFF(0, 0) HANDOFF(0, 1)
 #if RUN_CLEARS
   SERVICE(1, 0, 0) SERVICE(1, 0, 1) SERVICE(1, 1, 0) SERVICE(1, 1, 1)
   EXPIRY(1, 0) EXPIRY(1, 1)
   WORKER(1, 0) WORKER(1, 1)
+  GIVES_BACK_WHAT_IS_ON_ITS_WAY(0) GIVES_BACK_WHAT_IS_ON_ITS_WAY(1)
   RECEIVES_AGAIN(0) RECEIVES_AGAIN(1)
   KEEPER(1, 0, 0) KEEPER(1, 0, 1) KEEPER(1, 1, 0) KEEPER(1, 1, 1)
   TRIGGER(1, 0) TRIGGER(1, 1)
-  HANDOFF(1, 0) HANDOFF(1, 1)
 #endif
   :: else ->
     /* Nothing is left to happen. 1: none is held for ever. */
@@ -704,8 +583,9 @@ init {
     assert(FAULTS || marks || WORK(0, 1) != SUCCEEDED || ACTIONS || place[1] == DELETED);
     assert(FAULTS || marks || keeper_clears || WORK(1, 0) != SUCCEEDED || place[0] == DELETED);
     assert(FAULTS || marks || keeper_clears || WORK(1, 1) != SUCCEEDED || place[1] == DELETED);
-    assert(WORK(0, 0) != FAILED || place[0] == IN_FLIGHT && newest[0] != FIRST_RECEIPT || WORK(1, 0));
-    assert(WORK(0, 1) != FAILED || place[1] == IN_FLIGHT && newest[1] != FIRST_RECEIPT || WORK(1, 1));
+    /* Or it is on its way to a keeper that never comes, until the hand-off timeout ends. */
+    assert(WORK(0, 0) != FAILED || on_its_way[0] || place[0] == IN_FLIGHT && newest[0] != FIRST_RECEIPT || WORK(1, 0));
+    assert(WORK(0, 1) != FAILED || on_its_way[0] || place[1] == IN_FLIGHT && newest[1] != FIRST_RECEIPT || WORK(1, 1));
     break
   od
 }
