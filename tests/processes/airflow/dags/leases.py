@@ -14,6 +14,8 @@ from sqs_lease.airflow import sqs_lease
 
 VISIBILITY_SECONDS = 12
 """A third of it is left for an extension that a busy machine delays."""
+HANDOFF_SECONDS = 30
+"""Shorter than the work, so that the keeper must extend; longer than the keeper needs to begin."""
 WORK_SECONDS = 37
 
 
@@ -37,7 +39,13 @@ def check(message: dict[str, Any]) -> None:
 @dag(schedule=None)
 def per_message() -> None:
     with sqs_lease(
-        "orders", queue_url="per_message", max_messages=4, linger=2, visibility=VISIBILITY_SECONDS, timeout=60
+        "orders",
+        queue_url="per_message",
+        max_messages=4,
+        linger=2,
+        visibility=VISIBILITY_SECONDS,
+        handoff_timeout=HANDOFF_SECONDS,
+        timeout=60,
     ) as orders:
         check.expand(message=orders)
 
@@ -60,7 +68,13 @@ def whole_batch() -> None:
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
     with sqs_lease(
-        "orders", queue_url="whole_batch", max_messages=20, linger=2, visibility=VISIBILITY_SECONDS, timeout=60
+        "orders",
+        queue_url="whole_batch",
+        max_messages=20,
+        linger=2,
+        visibility=VISIBILITY_SECONDS,
+        handoff_timeout=HANDOFF_SECONDS,
+        timeout=60,
     ) as orders:
         load(orders)
 

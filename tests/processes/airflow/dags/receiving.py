@@ -22,7 +22,15 @@ def receiving_dag(name: str, work: Any, **options: Any) -> None:
     @dag(dag_id=name, schedule=None)
     def define() -> None:
         lease = sqs_lease(
-            "orders", **{"queue_url": name, "visibility": VISIBILITY_SECONDS, "timeout": 60, "linger": 2, **options}
+            "orders",
+            **{
+                "queue_url": name,
+                "visibility": VISIBILITY_SECONDS,
+                "timeout": 60,
+                "linger": 2,
+                "handoff_timeout": 20,
+                **options,
+            },
         )
         with lease as orders:
             work(orders)
