@@ -132,7 +132,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         kept = {"receive_task_id": self.receive_task_id, "status": waiting.encode()}
         task_instance.xcom_push(key=KEEPS_KEY, value=kept)
         self.queue_url = handed.queue_url  # for the link
-        self.log.info("Keeping %d messages of %s", handed.messages, handed.queue_url)
+        self.log.info("Leaving %d messages of %s to a triggerer", handed.messages, handed.queue_url)
         self.defer(
             trigger=SqsLeaseKeeperTrigger(
                 lease=lease,

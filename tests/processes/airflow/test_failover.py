@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 DAGS_FOLDER = Path(__file__).parent / "failover" / "dags"
 KEEPER = "orders_keeper"
-TAKING_OVER = "Taking over"
+TAKING_OVER = "Keeping"
 FIRST_TRIGGERER = "triggerer"
 TAKEOVER_DEADLINE_SECONDS = 240.0
 

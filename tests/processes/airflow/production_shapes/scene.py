@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 KEEPER: Final = "orders_keeper"
 
-HELD: Final = ("Keeping", "Taking over")
+HELD: Final = ("Keeping",)
 """What the log of a keeper's trigger says when it holds the messages."""
 
 LOADED_SECONDS: Final = 60.0

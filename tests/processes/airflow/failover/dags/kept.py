@@ -22,7 +22,10 @@ def load(messages: list[dict[str, Any]]) -> None:
 @dag(schedule=None, max_active_runs=50)
 def kept() -> None:
     """As many runs as keepers, on one queue; the work waits for a slot of a pool, for as long as the test wants."""
-    with sqs_lease("orders", queue_url="kept", max_messages=MESSAGES, visibility=VISIBILITY_SECONDS) as orders:
+    # Not longer than the lease, so that the first renewal is due as the policy says.
+    with sqs_lease(
+        "orders", queue_url="kept", max_messages=MESSAGES, visibility=VISIBILITY_SECONDS, handoff_timeout=100
+    ) as orders:
         load.override(pool=POOL)(orders)
 
 
