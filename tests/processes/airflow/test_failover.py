@@ -84,7 +84,7 @@ class Story:
         with self._standing_still(second):
             self.runs = [api.trigger("kept") for _ in range(SIZE.keepers)]
             self.stage.wait_until(lambda: self._kept() == SIZE.keepers, "held by all keepers", 300)
-        received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept")]
+        received = [line.at for line in self.stage.log_lines("orders", "Received", dag_id="kept", of_workers=True)]
         self.received_at = min(received), max(received)
         self.stage.wait_for_triggerers(2)
         self.stage.pause(max(self.received_at[0] + SIZE.killed_after_seconds - time(), 0.0))

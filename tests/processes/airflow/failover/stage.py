@@ -130,10 +130,18 @@ class Stage:
         """The lease report of a run's keeper; empty when it left none."""
         return dict(self.stack.api.xcom(dag_id, run_id, "orders_keeper", "lease_report") or {})
 
-    def log_lines(self, task_id: str, phrase: str, *, dag_id: str = "*") -> list[LogLine]:
-        """The lines with a phrase in the logs of a task's triggers, over all of its runs and tries."""
+    def log_lines(self, task_id: str, phrase: str, *, dag_id: str = "*", of_workers: bool = False) -> list[LogLine]:
+        """The lines with a phrase in the logs of a task's triggers, over all of its runs and tries.
+
+        Args:
+            task_id: The task.
+            phrase: The phrase.
+            dag_id: The DAG; any, by default.
+            of_workers: Whether to look in the logs of workers, too.
+        """
         found = []
-        for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/*.trigger.*"):
+        logs = "*" if of_workers else "*.trigger.*"
+        for path in (self.stack.home / "logs").glob(f"dag_id={dag_id}/run_id=*/task_id={task_id}/{logs}"):
             names = dict(part.split("=", 1) for part in path.parts if "=" in part)
             for line in path.read_text(errors="replace").splitlines(keepends=True):
                 # The last one may be half written: at this moment, or by a triggerer that was killed.
