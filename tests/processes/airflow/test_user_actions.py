@@ -222,7 +222,9 @@ class Scene:
         """How long the messages of a DAG were held at least."""
         since = self.acted_at[case.dag_id]
         if case.when in (When.RECEIVED, When.HANDED):
-            (since,) = (line.at for line in self.stage.log_lines("orders", "Received", dag_id=case.dag_id))
+            (since,) = (
+                line.at for line in self.stage.log_lines("orders", "Received", dag_id=case.dag_id, of_workers=True)
+            )
         return self.ended_at[case.dag_id] - since
 
     def play(self) -> None:

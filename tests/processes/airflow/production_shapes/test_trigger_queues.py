@@ -92,7 +92,9 @@ class Story:
         killed_at = time()
         first.kill()
         self.takeover_seconds = here.wait_for_keeper("queued", since=killed_at) - killed_at
-        received_at = min(line.at for line in here.stage.log_lines("orders", "Received", dag_id="queued"))
+        received_at = min(
+            line.at for line in here.stage.log_lines("orders", "Received", dag_id="queued", of_workers=True)
+        )
         here.hold("queued", max(received_at + VISIBILITY_SECONDS + 10 - time(), 1.0))
         here.wait_for_starts([body for bodies in BODIES.values() for body in bodies])
         self.seen_before_failing = {queue: here.received_by_others(queue) for queue in BODIES}
