@@ -118,7 +118,7 @@ def test_a_length_to_map_over_is_published_where_a_task_is_mapped_over_the_messa
     assert world.supervisor.mapped_lengths[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] is None
 
 
-@pytest.mark.parametrize(("own", "taken"), [(0, 180), (77, 180), (600, 600)])
+@pytest.mark.parametrize(("own", "taken"), [(0, 450), (77, 450), (600, 600)])
 def test_without_a_visibility_timeout_the_longer_of_the_queues_own_and_a_safe_one_is_taken(
     supervisor: ScriptedComms, own: int, taken: int
 ) -> None:

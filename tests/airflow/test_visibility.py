@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
 
 from sqs_lease.airflow import SqsLeaseSensor
 from sqs_lease.airflow.receiving.collector import (
+    LOADED_TAKEOVER_MARGIN_SECONDS,
     ShortVisibilityWarning,
     default_visibility_seconds,
     takeover_risk,
@@ -18,7 +21,7 @@ from sqs_lease.airflow.receiving.collector import (
     with_visibility,
 )
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
+from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold, seconds_left_at_worst
 from sqs_lease.testing import AuditKind
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -32,28 +35,29 @@ def dag() -> Iterator[DAG]:
         yield opened
 
 
-def test_at_airflows_settings_a_takeover_is_given_a_minute_and_the_default_is_three() -> None:
+def test_at_airflows_settings_the_default_is_three_times_a_takeover_on_a_busy_machine() -> None:
     assert takeover_seconds() == 60
-    assert default_visibility_seconds(Growing()) == 180
+    assert takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS) == 150
+    assert default_visibility_seconds(Growing()) == 450
 
 
 def test_a_longer_threshold_makes_both_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THRESHOLD, "90")
     assert takeover_seconds() == 120
-    assert with_visibility(Growing()).visibility == 360
+    assert with_visibility(Growing()).visibility == 630
     assert takeover_risk(Growing(visibility=180)) is not None
 
 
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [
-        (Growing(), 180),
-        (Growing(margin=0.5), 120),
+        (Growing(), 450),
+        (Growing(margin=0.5), 300),
         (Growing(margin=0.001), MAX_VISIBILITY_SECONDS),
-        (Fixed(every=600), 660),
-        (Threshold(), 180),
-        (Buffered(), 180),
-        (Never(), 180),
+        (Fixed(every=600), 750),
+        (Threshold(), 450),
+        (Buffered(), 450),
+        (Never(), 450),
     ],
     ids=repr,
 )
@@ -62,8 +66,8 @@ def test_the_default_leaves_the_time_of_a_takeover_where_the_policy_can(policy: 
 
 
 def test_the_queues_own_timeout_is_taken_where_it_is_longer() -> None:
-    assert with_visibility(Growing(), 300).visibility == 300
-    assert with_visibility(Growing(), 30).visibility == 180
+    assert with_visibility(Growing(), 600).visibility == 600
+    assert with_visibility(Growing(), 30).visibility == 450
 
 
 def test_a_timeout_that_was_given_is_left_as_it_is() -> None:
@@ -120,10 +124,25 @@ def test_a_lease_at_the_default_outlives_a_triggerer_that_dies_just_before_it_wo
         world.keep(first)
         await asyncio.sleep(default_visibility_seconds(Growing()) * 2 / 3 - 2)
         await first.kill()
-        await asyncio.sleep(takeover_seconds() - 2)
+        await asyncio.sleep(takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS) - 2)
         world.keep(world.triggerer("second"))
         await asyncio.sleep(300)
         assert world.message_states() == ALL_HELD
 
     world.run(scenario)
     assert not world.events(AuditKind.EXPIRED)
+
+
+ROW = re.compile(r"^\| (\d+) s(?: \(default\))? \| (\d+) s \| (-|\d+ s) \| (-|\d+ s) \| after (\d+) s", re.MULTILINE)
+
+
+def test_the_page_says_which_power_cut_costs_nothing() -> None:
+    rows = ROW.findall(Path("docs/airflow.md").read_text())
+    assert [int(row[0]) for row in rows] == [30, 180, default_visibility_seconds(Growing()), 900]
+    for visibility, left, free, busy, all_visible in rows:
+        left_at_worst = seconds_left_at_worst(Growing(visibility=int(visibility)))
+        assert left_at_worst == int(left)
+        for shown, restart_seconds in ((free, 40), (busy, 111)):
+            longest = int(left) - restart_seconds
+            assert shown == (f"{longest} s" if longest > 0 else "-")
+        assert all_visible == visibility

@@ -11,16 +11,16 @@ from docs.site.pictures.drawing import Drawing, Scale
 from sqs_lease import Growing, Keeper, Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MemoryTransport, VirtualClock, run_virtual
 
-VISIBILITY_SECONDS: Final = 180
+VISIBILITY_SECONDS: Final = 450
 """What Airflow's sensors receive with unless told otherwise."""
 
-KILLED_AT: Final = 119.0
+KILLED_AT: Final = 299.0
 """Just before the first extension: the worst moment."""
 
-TAKEOVER_SECONDS: Final = 40.0
-"""The longest time that a takeover was seen to take at Airflow's default settings."""
+TAKEOVER_SECONDS: Final = 141.0
+"""The longest time that a takeover was seen to take at Airflow's default settings, on busy processors."""
 
-END: Final = 400.0
+END: Final = 900.0
 
 
 def history() -> tuple[Sequence[AuditEntry], float]:
@@ -84,7 +84,7 @@ def draw() -> Drawing:
         f"A triggerer dies just before it extends a lease. Another one takes over {TAKEOVER_SECONDS:.0f} seconds "
         f"later, when the message is still invisible for {lowest:.0f} seconds, and extends it at once.",
     )
-    x, y = Scale((0, END), (120, 930)), Scale((0, 300), (370, 130))
+    x, y = Scale((0, END), (120, 930)), Scale((0, 600), (370, 130))
     drawing.text(30, 34, "A triggerer dies, another one takes over", kind="heading")
     drawing.text(30, 66, "triggerer 1")
     drawing.bar(x(0), x(KILLED_AT), 50, 24, "quiet", "holds the message")
@@ -92,7 +92,7 @@ def draw() -> Drawing:
     drawing.text(30, 98, "triggerer 2")
     drawing.bar(x(taken_over_at), x(deleted), 82, 24, "good", "takes over, extends at once")
     drawing.text(30, 136, "seconds left")
-    for left in (0, 60, 120, 180, 240):
+    for left in (0, 150, 300, 450):
         drawing.line((x(0), y(left)), (x(END), y(left)), dashed=left > 0)
         drawing.text(x(0) - 8, y(left) + 4, str(left), anchor="end", kind="small")
     drawing.line((x(KILLED_AT), 50), (x(KILLED_AT), y(0)), "bad", dashed=True)
@@ -101,10 +101,10 @@ def draw() -> Drawing:
     drawing.dot(x(taken_over_at), y(lowest), "bad")
     drawing.text(x(taken_over_at) + 10, y(lowest) + 2, f"{lowest:.0f} s left at worst", kind="small")
     drawing.text(x(deleted) + 6, y(corners[-1][1]) + 14, "deleted", kind="small")
-    for at in range(0, int(END) + 1, 60):
+    for at in range(0, int(END) + 1, 150):
         drawing.line((x(at), y(0)), (x(at), y(0) + 6))
         drawing.text(x(at), y(0) + 22, f"{at} s", anchor="middle", kind="small")
     drawing.text(
-        x(0), y(0) + 46, "Left of the visibility timeout of 180 s. At 0 the message would be visible.", kind="small"
+        x(0), y(0) + 46, "Left of the visibility timeout of 450 s. At 0 the message would be visible.", kind="small"
     )
     return drawing

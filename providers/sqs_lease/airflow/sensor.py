@@ -120,8 +120,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             receive gave. What was received is held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
-            own, or what a lease needs to survive the death of its triggerer if that is longer: 180 s at Airflow's
-            default settings (``receiving/visibility.py``). One that is too short for that gives a warning.
+            own, or what a lease needs to survive the death of its triggerer if that is longer: 450 s at Airflow's
+            default settings (``receiving/collector.py``). One that is too short for that gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with

@@ -350,7 +350,10 @@ def _hold_on(
 
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0
-"""What a takeover needs beyond Airflow's threshold: heartbeats, the start of triggers, first answers."""
+"""How long a takeover takes beyond Airflow's threshold where processors are free: heartbeats, the start of triggers."""
+
+LOADED_TAKEOVER_MARGIN_SECONDS: Final = 120.0
+"""The same where they are not: 111 s were seen on two processors at a load of 15 (Airflow 3.3.2, 141 s in all)."""
 
 _Policy = TypeVar("_Policy", bound=RenewalPolicy)
 
@@ -359,34 +362,39 @@ class ShortVisibilityWarning(UserWarning):
     """A lease can run out while another triggerer takes over: its visibility timeout is too short for that."""
 
 
-def takeover_seconds() -> float:
-    """How long nobody extends a lease when its triggerer dies, at this installation's settings.
+def takeover_seconds(margin_seconds: float = TAKEOVER_MARGIN_SECONDS) -> float:
+    """How long no process extends a lease when its triggerer dies, at this installation's settings.
 
     Its triggers are given to another one after ``[triggerer] triggerer_health_check_threshold`` (30 s by default), and
-    then it takes until the next heartbeats, the start of the triggers and their first answers from Airflow before a
-    lease is extended again: 21 to 40 s altogether where that was measured, more on a slow machine.
+    then it takes until the next heartbeats and the start of the triggers before a lease is extended again: 21 to 40 s
+    altogether where that was measured on free processors, 73 to 141 s on busy ones.
+
+    Args:
+        margin_seconds: How long it takes beyond the threshold.
     """
     threshold = conf.getfloat("triggerer", "triggerer_health_check_threshold", fallback=30.0)
-    return float(threshold) + TAKEOVER_MARGIN_SECONDS
+    return float(threshold) + margin_seconds
 
 
 def default_visibility_seconds(policy: RenewalPolicy) -> int:
-    """The shortest visibility timeout of which the policy leaves enough for a takeover by another triggerer."""
-    return policies.default_visibility_seconds(policy, takeover_seconds())
+    """The shortest visibility timeout of which the policy leaves enough for a takeover on a busy machine."""
+    return policies.default_visibility_seconds(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS))
 
 
 def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
-    """Return the policy with a visibility timeout, by default one that survives a takeover.
+    """Return the policy with a visibility timeout, by default one that survives a takeover on a busy machine.
 
     Args:
         policy: The policy; one with a visibility timeout of its own is returned as it is.
         queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
     """
-    return policies.with_visibility(policy, takeover_seconds(), queue_seconds)
+    return policies.with_visibility(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS), queue_seconds)
 
 
 def takeover_risk(policy: RenewalPolicy) -> str | None:
     """Say why leases could run out during a takeover, for people; None if they outlive it, or are never extended.
+
+    It speaks of takeovers where processors are free: a shorter timeout than the default may be meant.
 
     Args:
         policy: The policy, with its visibility timeout.
@@ -399,7 +407,7 @@ def takeover_risk(policy: RenewalPolicy) -> str | None:
         f"worst when a triggerer dies, but another one needs up to {needed:g} s to take over ([triggerer] "
         f"triggerer_health_check_threshold and {TAKEOVER_MARGIN_SECONDS:g} s): others could receive the messages while "
         f"the DAG works on them. Leave visibility out, or use Growing with at least "
-        f"{default_visibility_seconds(Growing())} s"
+        f"{policies.default_visibility_seconds(Growing(), needed)} s"
     )
 
 
