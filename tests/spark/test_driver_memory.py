@@ -14,8 +14,8 @@ import pytest
 pytestmark = pytest.mark.processes
 
 FEW, MANY = 50_000, 200_000
-# What the driver knows of each message has some 60 bytes: its id, two numbers, and what became of it. A third of that
-# is in memory here, as all rows are one row group; those of larger messages are of 32 MB.
+# What the driver knows of each message has some 60 bytes: its id, two numbers, and what became of it. A third to a half
+# of that is in memory here, by how far Arrow's threads read ahead. A driver that keeps all of them takes 260 each.
 BYTES_OF_A_MESSAGE = 60
 
 # Limits as for batches of millions.
@@ -57,4 +57,4 @@ def test_five_times_the_messages_need_no_more_memory(tmp_path: Path) -> None:
 
     (few, of_few), (many, of_many) = (map(int, line.split()) for line in done.stdout.splitlines())
     assert (few, many) == (FEW, MANY)
-    assert of_many - of_few < (MANY - FEW) * BYTES_OF_A_MESSAGE // 2
+    assert of_many - of_few < (MANY - FEW) * BYTES_OF_A_MESSAGE
