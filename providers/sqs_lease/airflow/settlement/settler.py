@@ -30,6 +30,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     state_key,
 )
 from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
+from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.airflow.settlement.rules import (
     FAILED,
     REFUSALS,
@@ -43,7 +44,6 @@ from sqs_lease.airflow.settlement.rules import (
     concerned,
     tasks_one_by_one,
 )
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, DeadlineNote, Progress, counts_of
 from sqs_lease.airflow.transfer.status import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, settled_counts, status_of
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled

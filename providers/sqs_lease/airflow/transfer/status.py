@@ -2,7 +2,7 @@
 
 The keeper's task writes the queue and the number of messages before it defers (:data:`KEEPS_KEY`), so that the page
 shows a batch about which nothing was noted yet. From then on it is a part of the progress note
-(:mod:`sqs_lease.airflow.transfer.progress`) of the process that holds the batch: the one that received it, as long as
+(:mod:`sqs_lease.airflow.settlement.progress`) of the process that holds the batch: the one that received it, as long as
 no trigger takes it, and then that of the keeper's trigger. That note says anew how long the leases last whenever they
 were extended. So it costs a request of its own only when something was settled. It has neither message ids nor bodies
 nor receipt handles in it, and nothing but the page reads it.

@@ -50,12 +50,12 @@ from sqs_lease.airflow.runtime import (
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
+from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress
 from sqs_lease.airflow.settlement.rules import WorkTask, why_it_fails
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
 from sqs_lease.airflow.transfer.handover import ENDED, adopt, begins_again, hand_on, note_end
 from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
 from sqs_lease.airflow.transfer.payload import PublishedMessages, load_lease, remove_files
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress, read_progress
 from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
