@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk.execution_time.comms import GetXCom, SetXCom
+from sqs_lease.airflow.settlement.reports import WorkReports
 
 from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
-from sqs_lease.airflow.settlement.rules import Decision, Judgement, WorkTask
-from sqs_lease.airflow.settlement.settler import WorkReports
+from sqs_lease.airflow.settlement.rules import Judgement, WorkTask
 from sqs_lease.core.policies import Growing
+from sqs_lease.core.verdict import Decision
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
@@ -31,7 +32,7 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decided_on: list[int] = []
 
     class Counting(Judgement):
-        def on(self, held: Iterable[int]) -> Decision:
+        def on(self, held: Iterable[int]) -> dict[int, Decision]:
             positions = list(held)
             decided_on.append(len(positions))
             return super().on(positions)

@@ -117,7 +117,7 @@ def settle_locally(
         logger.info("%d messages are still worked on", still_open)
         again_at = timezone.utcnow() + timedelta(seconds=AGAIN_SECONDS)
         raise AirflowRescheduleException(again_at)  # type: ignore[no-untyped-call]
-    report = held.settler.report() if held.settler is not None else {}
+    report = held.settler.progress.report() if held.settler is not None else {}
     del _held[batch_id]
     holding.close()
     if holding.handed is not None:
