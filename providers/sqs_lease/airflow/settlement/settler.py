@@ -1,6 +1,8 @@
 """Settles the messages of a held batch as the work tasks that concern them end.
 
-What ended tasks say of single messages is read first (:mod:`sqs_lease.airflow.settlement.reports`).
+What the work says of each message, :mod:`sqs_lease.airflow.settlement.work` knows; the failure rule and the order of
+message groups turn that into settlements; :mod:`sqs_lease.airflow.settlement.progress` writes them down before they are
+made.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -18,25 +20,14 @@ from typing import Final
 
 from sqs_lease.airflow.airflow_api.polling import FailureSignals, StateWatch
 from sqs_lease.airflow.airflow_api.requests import (
-    UNMAPPED,
-    CommsError,
-    InstanceKey,
     RunOfTask,
     TaskStates,
-    state_key,
 )
 from sqs_lease.airflow.settlement.progress import BatchProgress, Progress
-from sqs_lease.airflow.settlement.reports import WorkReports
-from sqs_lease.airflow.settlement.rules import (
-    FAILED,
-    SUCCESS,
-    Judgement,
-    WorkTask,
-    affected,
-    tasks_one_by_one,
-)
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.work import NOTHING, Work
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import LeaseEvent, Outcome, Settled
+from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.failure_rules import (
     ByExceptionRule,
     DeadLetter,
@@ -60,17 +51,10 @@ logger = logging.getLogger(__name__)
 AFTER_STALL_SECONDS: Final = 5.0
 """How long nothing is settled after this process stood still: by then Airflow has told it what runs elsewhere."""
 
-READS_AT_ONCE: Final = 20
-"""Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
-
 SHOWN_MESSAGES: Final = 5
 """So many messages that failed are named in a line of the log."""
 
 _MAP_INDEX: Final = re.compile(r"\[\d+\]")
-
-_DONE: Final = frozenset({"success", "skipped"})
-
-_LEAVES_REPORT: Final = frozenset({SUCCESS, FAILED})
 
 _ENDED: Final = object()
 
@@ -121,24 +105,21 @@ class Settler:
         self._leases = leases
         self._message_ids = [lease.receipt.message_id for lease in leases]
         self._groups: dict[str | None, list[int]] = {}  # the positions of each message group, where order matters
-        self._work = work
+        self._work = Work(
+            task,
+            work,
+            self._message_ids,
+            signals=signals,
+            by_exception=isinstance(on_failure, ByExceptionRule | DeadLetterRule),
+        )
         self._on_failure = on_failure
         self._clock = clock
-        self._signals = signals
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
         # Positions that are held, and about which nothing was decided.
         self._open = dict.fromkeys(position for position in range(len(leases)) if position not in inherited.settled)
         self._held_back: frozenset[int] = frozenset()  # decided, but behind others of their group
-        self._reports = WorkReports(task, work, self._message_ids)
-        self._errors_matter = isinstance(on_failure, ByExceptionRule | DeadLetterRule)
-        self._signalled: set[str] = set()  # instances that failed before their state says so
-        self._taken_signals: set[str] = set()
-        self._looked_at: TaskStates | None = None  # the states as Airflow answered them
-        self._judged: TaskStates | None = None  # the same with what signals say
-        self._unread: dict[InstanceKey, None] = {}
         self._look_again = False
-        self._checked = False
         self._settling: set[asyncio.Task[None]] = set()
         self._failed_work = GatheredLog(_log_failed_work)
         self._settled = GatheredLog(_log_settled)
@@ -148,12 +129,13 @@ class Settler:
 
     def watched_tasks(self) -> list[str]:
         """The tasks whose states must be watched: the work, and the keeper itself."""
-        return [self._task.task_id, *(task.task_id for task in self._work)]
+        return [self._task.task_id, *(task.task_id for task in self._work.tasks)]
 
     async def run(self, watch: StateWatch) -> None:
         """Settle as the work ends; returns when each message was settled or lost."""
+        self._take_in_what_ended()
         try:
-            while self._still_open():
+            while self._open:
                 states = await watch.next()
                 if self._may_settle(states, watch):
                     await self._look(states, watch)
@@ -167,21 +149,17 @@ class Settler:
                 settling.cancel()
             self._flush_log()
 
-    async def look_once(self, states: TaskStates) -> bool:
+    async def look_once(self, states: TaskStates) -> None:
         """Settle what is decided by some states, and wait until that is done.
 
         It is for ``dag.test()``: nobody else can hold the batch there, and nothing goes on while this does.
-
-        Returns:
-            Whether anything is still held.
         """
-        self._checked = False
-        if self._still_open():
+        self._take_in_what_ended()
+        if self._open:
             await self._settle_what_is_decided(states, asyncio.Semaphore(1))
         if self._settling:
             await asyncio.gather(*self._settling)
         self._flush_log()
-        return self._still_open()
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
@@ -196,21 +174,17 @@ class Settler:
         for log in (self._failed_work, self._settled):
             log.flush()
 
-    def _still_open(self) -> bool:
-        if not self._checked:
-            # What ended before anybody told this settler. Afterwards its listener learns of each.
-            self._checked = True
-            if self._batch.count_held() == len(self._open):
-                return bool(self._open)  # a look at each of 50 000 takes 0.1 s
-            outcomes: Mapping[Receipt, Settled] | None = None
-            for position in tuple(self._open):
-                receipt = self._leases[position].receipt
-                if not self._batch.holds(receipt):
-                    outcomes = self._batch.outcomes() if outcomes is None else outcomes
-                    settled = outcomes.get(receipt)
-                    outcome = Outcome.LOST if settled is None else settled.outcome
-                    self._ended(self.progress.ended(receipt, outcome))
-        return bool(self._open)
+    def _take_in_what_ended(self) -> None:
+        """Take in what ended before this settler was told: from now on it learns of each."""
+        if self._batch.count_held() == len(self._open):
+            return  # a look at each of 50 000 takes 0.1 s
+        outcomes = self._batch.outcomes()
+        for position in tuple(self._open):
+            receipt = self._leases[position].receipt
+            if not self._batch.holds(receipt):
+                settled = outcomes.get(receipt)
+                outcome = Outcome.LOST if settled is None else settled.outcome
+                self._ended(self.progress.ended(receipt, outcome))
 
     def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
         """Whether this process is certainly the one that holds the batch.
@@ -226,93 +200,21 @@ class Settler:
     async def _look(self, states: TaskStates, watch: StateWatch) -> None:
         """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
         signals = watch.signals
-        if signals <= self._taken_signals and states == self._looked_at and not (self._look_again or self._unread):
+        if not self._look_again and not self._work.has_news(states, signals):
             return
         self._look_again = False
-        if self._signals is not None:
-            await self._take_signals(self._signals, signals, states, watch)
-        self._looked_at = states
-        failed = {key: FAILED for key in self._signalled if states.get(key) not in _DONE}
-        await self._settle_what_is_decided({**states, **failed} if failed else states, watch.turn)
-        watch.acted_on(self._taken_signals & signals)
-
-    async def _take_signals(
-        self, known: FailureSignals, signals: frozenset[str], states: TaskStates, watch: StateWatch
-    ) -> None:
-        for key in sorted(signals - self._taken_signals)[:READS_AT_ONCE]:
-            instance = known.instance(key)
-            try:
-                async with watch.turn:
-                    if instance is not None and await self._reports.read_signalled(instance, states):
-                        self._signalled.add(state_key(instance))
-            except CommsError as error:
-                logger.warning("The report of a failed task cannot be read yet: %s", error)
-                return
-            self._taken_signals.add(key)
+        await self._settle_what_is_decided(await self._work.with_signals(states, signals, watch), watch.turn)
+        self._work.acted_on(signals, watch)
 
     async def _settle_what_is_decided(self, states: TaskStates, turn: asyncio.Semaphore) -> None:
-        """Decide on the messages that new states, and then new reports, say something about."""
-        positions = self._affected(states)
-        self._judged = states
+        """Decide on the messages of which new states, and then new reports, say something, and settle them."""
+        news = self._work.news_in(states)
         while True:
+            positions = list(self._open) if news is None else sorted(self._open.keys() & (news | self._held_back))
             if positions:
-                await self._decide_on(positions, states)
-            instances = self._next_unread(states)
-            if not instances or not self._open:
+                await self._begin(await self._work.decide(positions, states))
+            if not self._open or (news := await self._work.read_more(states, turn)) == NOTHING:
                 return
-            for number, instance in enumerate(instances):
-                try:
-                    async with turn:
-                        await self._reports.read(instance, states)
-                except CommsError as error:
-                    logger.warning("The failure report of %s[%d] cannot be read yet: %s", *instance, error)
-                    self._unread |= dict.fromkeys(instances[number:])
-                    return
-            positions = self._concerned(instances, states)
-
-    def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
-        """Some instances whose reports to read next."""
-        instances: list[InstanceKey] = []
-        while self._unread and len(instances) < READS_AT_ONCE:
-            instance, _ = self._unread.popitem()
-            # One that was cleared meanwhile leaves another report.
-            if states.get(state_key(instance)) in _LEAVES_REPORT:
-                instances.append(instance)
-        return instances
-
-    def _affected(self, states: TaskStates) -> Sequence[int]:
-        """The messages about which states may say something new since the last look."""
-        changed = None if self._judged is None else affected(self._work, len(self._leases), self._judged, states)
-        if changed is None:
-            return list(self._open)
-        return sorted(self._open.keys() & (changed | self._held_back))
-
-    def _concerned(self, instances: Iterable[InstanceKey], states: TaskStates) -> Sequence[int]:
-        """The messages that the reports of some instances may be about."""
-        one_by_one = {task.task_id for task in tasks_one_by_one(self._work, len(self._leases), states)}
-        positions = set()
-        for task_id, map_index in instances:
-            if task_id not in one_by_one or map_index == UNMAPPED:
-                return list(self._open)
-            positions.add(map_index)
-        return sorted(self._open.keys() & (positions | self._held_back))
-
-    async def _decide_on(self, positions: Sequence[int], states: TaskStates) -> None:
-        judgement = Judgement(
-            self._work,
-            states,
-            self._reports.known,
-            self._message_ids,
-            read_failures=self._signals is not None,
-            by_exception=self._errors_matter,
-        )
-        decisions: dict[int, Decision] = {}
-        if not judgement.holds_all():
-            for some in _slices(positions):
-                decisions |= judgement.on(position for position in some if position in self._open)
-                await asyncio.sleep(0)
-        self._unread |= judgement.unread
-        await self._begin(decisions)
 
     def _settlement(self, position: int, decision: Decision) -> Settlement:
         if decision is Action.DELETE:
@@ -330,9 +232,12 @@ class Settler:
 
     async def _begin(self, decisions: Mapping[int, Decision]) -> None:
         """Write down what is about to be settled, and begin it: a thousand messages at a time."""
-        settlements: Mapping[int, Settlement] = {
-            position: self._settlement(position, decision) for position, decision in decisions.items()
-        }
+        settlements: dict[int, Settlement] = {}
+        for some in _slices(list(decisions)):
+            settlements |= {
+                position: self._settlement(position, decisions[position]) for position in some if position in self._open
+            }
+            await asyncio.sleep(0)
         if self._ordered:
             settlements = self._in_group_order(settlements)
         if not settlements:
@@ -364,7 +269,7 @@ class Settler:
         kind = _MAP_INDEX.sub("", failure.reason)
         self._failed_work.line(kind, partial(_FailedWork, failure.reason)).add(self._message_ids[position])
 
-    def _in_group_order(self, settlements: Mapping[int, Settlement]) -> Mapping[int, Settlement]:
+    def _in_group_order(self, settlements: Mapping[int, Settlement]) -> dict[int, Settlement]:
         """What may be settled now of the messages of a FIFO queue, and how; the rest is held back."""
         groups = {self._leases[position].message_group_id for position in settlements}
         leases = [self._leases[position] for position in sorted(chain(*(self._groups[group] for group in groups)))]
