@@ -124,19 +124,26 @@ def test_messages_may_be_named_in_a_tuple(world: LeasedMessages, failed: tuple[i
     assert world.report()["dead_lettered"] == len(failed)
 
 
-def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned(world: LeasedMessages) -> None:
+def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned_for_it_alone(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(on_failure=dead_letter())
-        returned = {"batchItemFailures": [{"itemIdentifier": world.ids[1], "reason": "total is no number"}]}
+        returned = {
+            "batchItemFailures": [
+                {"itemIdentifier": world.ids[1], "reason": "total is no number"},
+                {"itemIdentifier": world.ids[2]},
+            ]
+        }
         world.supervisor.xcoms[RUN_ID, "load", -1, "return_value"] = returned
         world.states["load"] = "success"
         await running.ended()
 
     world.run(scenario)
-    (message,) = world.sqs.receive(world.dead_letter_url, max_messages=1)
-    assert message.message_attributes["sqs_lease_reason"]["StringValue"] == (
-        "total is no number (task load returned it in batchItemFailures in run run of DAG dag)"
-    )
+    dead = world.sqs.receive(world.dead_letter_url, max_messages=10)
+    why = "task load returned it in batchItemFailures in run run of DAG dag"
+    assert {one.body: one.message_attributes["sqs_lease_reason"]["StringValue"] for one in dead} == {
+        "b": f"total is no number ({why})",
+        "c": why,
+    }
 
 
 def test_messages_whose_work_was_skipped_are_given_back_whatever_the_failure_rule(world: LeasedMessages) -> None:

@@ -10,9 +10,10 @@ import pytest
 from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 
 from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
-from sqs_lease.airflow.settlement.rules import Decision, Judgement, WorkTask
-from sqs_lease.airflow.settlement.settler import WorkReports
+from sqs_lease.airflow.settlement.rules import Judgement, WorkTask
+from sqs_lease.airflow.settlement.work import Work
 from sqs_lease.core.policies import Growing
+from sqs_lease.core.verdict import Decision
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND
 from sqs_lease.testing import MessageState
@@ -31,12 +32,12 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decided_on: list[int] = []
 
     class Counting(Judgement):
-        def on(self, held: Iterable[int]) -> Decision:
+        def on(self, held: Iterable[int]) -> dict[int, Decision]:
             positions = list(held)
             decided_on.append(len(positions))
             return super().on(positions)
 
-    monkeypatch.setattr("sqs_lease.airflow.settlement.settler.Judgement", Counting)
+    monkeypatch.setattr("sqs_lease.airflow.settlement.work.Judgement", Counting)
     return decided_on
 
 
@@ -94,11 +95,11 @@ def test_many_reports_are_read_a_few_at_a_time(world: LeasedMessages) -> None:
         await world.receive(triggerer)
         poller = triggerer.keepers.poller
         with poller.watch("dag", RUN_ID, ["load"]) as watch:
-            reports = WorkReports(KEEP, [WorkTask("load")], world.ids)
+            work = Work(KEEP, [WorkTask("load")], world.ids)
 
             async def read() -> None:
                 async with watch.turn:
-                    await reports.read(("load", -1), {"load": "success"})
+                    await work.read(("load", -1), {"load": "success"})
 
             await asyncio.gather(*(read() for _ in range(50)))
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
-from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey
-from sqs_lease.airflow.settlement.rules import (
-    Decision,
-    Failure,
-    InstanceReport,
-    Judgement,
-    WorkTask,
-    ambiguous_names,
-    concerned,
-)
-from sqs_lease.core.failure_rules import failed_items, failure_reasons
+from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey, state_key
+from sqs_lease.airflow.settlement.dag_work import ambiguous_names
+from sqs_lease.airflow.settlement.rules import FAILED, Judgement, WorkTask, concerned, failed_with, returned_as_failed
+from sqs_lease.core.verdict import Action, Failure
 
 IDS = ["m0", "m1", "m2"]
 LOAD = WorkTask("load")
 CHECK = WorkTask("check", mapped=True, per_message=True)
 CHUNKS = WorkTask("chunk", mapped=True)
 NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with messages, by their position in the batch, and the reports that must be read to say more."""
+
+    delete: tuple[int, ...]
+    release: tuple[int, ...]
+    fail: Mapping[int, Failure]
+    unread: tuple[InstanceKey, ...]
 
 
 def decision(
@@ -35,9 +39,20 @@ def decision(
     **options: bool,
 ) -> Decision:
     """Decide with workers that leave no reports of failures, unless there are options."""
-    reports = {key: InstanceReport(ids, errors) for key, ids in (failures or {}).items()}
+    reports = {
+        key: dict.fromkeys(
+            ids, failed_with(key, errors) if states.get(state_key(key)) == FAILED else returned_as_failed(key)
+        )
+        for key, ids in (failures or {}).items()
+    }
     judgement = Judgement(work, states, reports, IDS, **(options or {"read_failures": False}))
-    return judgement.on([0, 1, 2] if held is None else held)
+    found = judgement.on([0, 1, 2] if held is None else held)
+    return Decision(
+        tuple(position for position, what in found.items() if what is Action.DELETE),
+        tuple(position for position, what in found.items() if what is Action.RELEASE),
+        {position: what for position, what in found.items() if isinstance(what, Failure)},
+        tuple(judgement.unread),
+    )
 
 
 def failure(reason: str, positions: tuple[int, ...] = (0, 1, 2)) -> dict[int, Failure]:
@@ -169,15 +184,6 @@ def test_a_named_message_fails_at_once_although_other_tasks_still_run() -> None:
 def test_messages_that_are_no_longer_held_are_not_decided_on_again() -> None:
     outcome = decision([LOAD], {"load": "failed"}, held=[2])
     assert list(outcome.fail) == [2]
-
-
-def test_a_reason_beside_a_named_message_goes_with_its_failure_alone() -> None:
-    returned = {"batchItemFailures": [{"itemIdentifier": "m0", "reason": "no total"}, {"itemIdentifier": "m1"}]}
-    reasons = failure_reasons(returned, failed_items(returned, IDS))
-    reports = {("load", UNMAPPED): InstanceReport(frozenset({"m0", "m1"}), reasons=reasons)}
-    outcome = Judgement([LOAD], {"load": "success"}, reports, IDS).on([0, 1, 2])
-    assert {position: failure.detail for position, failure in outcome.fail.items()} == {0: "no total", 1: ""}
-    assert outcome.delete == (2,)
 
 
 def test_an_instance_for_one_message_is_concerned_with_that_one_only() -> None:

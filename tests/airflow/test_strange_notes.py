@@ -31,6 +31,7 @@ from sqs_lease.airflow.receiving.filters import (
     MessageFilter,
     OpenFilter,
 )
+from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, seal_leases
 from sqs_lease.airflow.transfer.payload import (
@@ -39,7 +40,6 @@ from sqs_lease.airflow.transfer.payload import (
     read_lease,
     why_unpublishable,
 )
-from sqs_lease.airflow.transfer.progress import Progress
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger

@@ -9,9 +9,9 @@ AIRFLOW = SOURCE / "airflow"
 PREFIX = "sqs_lease.airflow."
 BELOW = {
     "airflow_api": set(),
-    "transfer": {"airflow_api"},
     "failures": {"airflow_api"},
-    "settlement": {"airflow_api", "transfer", "failures"},
+    "settlement": {"airflow_api", "failures"},
+    "transfer": {"airflow_api", "settlement"},
     "receiving": {"airflow_api", "transfer"},
     "triggers": {"airflow_api", "transfer", "settlement", "receiving"},
     "page": set(),

@@ -64,7 +64,7 @@ def test_every_layer_that_exists_is_really_looked_at() -> None:
         ("airflow/a.py", "import sqs_lease.spark.ingestion", "spark is not below it"),
         ("airflow/a.py", "import pyspark", "not among its dependencies"),
         ("airflow/a.py", "def f():\n    import sqs_lease.dagster", "a.py:2: airflow must not import sqs_lease.dagster"),
-        ("dagster/a.py", "from sqs_lease.airflow.settlement.rules import Decision", "airflow is not below it"),
+        ("dagster/a.py", "from sqs_lease.airflow.settlement.rules import Judgement", "airflow is not below it"),
         ("spark/a.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),
         ("spark/a.py", "import yaml", "not among its dependencies"),
         ("testing/a.py", "from sqs_lease.airflow import keeping", "airflow is not below it"),

@@ -26,6 +26,7 @@ _POLICIES: Final = "tests/core/test_policies.py"
 _RULES: Final = "tests/core/test_settlements.py"
 _ITEMS: Final = "tests/core/test_item_failures.py"
 _TIMERS: Final = "tests/core/test_timers.py"
+_VERDICT: Final = "tests/core/test_verdict.py"
 _KEEPER: Final = "tests/keeper/test_keeper.py"
 _KEEPER_SETTLING: Final = "tests/keeper/test_settling.py"
 _BATCHES: Final = "tests/keeper/test_batches.py"
@@ -910,6 +911,93 @@ RULES: Final = (
     ),
 )
 
+VERDICT: Final = (
+    Mutant(
+        "a unit that may still run does not hold its messages",
+        "core/verdict.py",
+        "End.OPEN: Action.HOLD,",
+        "End.OPEN: Action.DELETE,",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "a unit of which it is not known how it ended counts as done",
+        "core/verdict.py",
+        "End.UNKNOWN: Action.HOLD,",
+        "End.UNKNOWN: Action.DELETE,",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "what was skipped altogether is deleted",
+        "core/verdict.py",
+        "End.SKIPPED: Action.RELEASE,",
+        "End.SKIPPED: Action.DELETE,",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "work that was not done beside work that is done does not keep a message from its delete",
+        "core/verdict.py",
+        "    DONE = 1\n    NOT_DONE = 2\n",
+        "    DONE = 2\n    NOT_DONE = 1\n",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "a message whose work cannot be completed fails while another unit may be at work on it",
+        "core/verdict.py",
+        "    BLOCKED = 3\n    OPEN = 4\n",
+        "    BLOCKED = 4\n    OPEN = 3\n",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "a failure waits until it is known how all units ended",
+        "core/verdict.py",
+        "    UNKNOWN = 5\n    FAILED = 6\n",
+        "    UNKNOWN = 6\n    FAILED = 5\n",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "a message that a unit reported as failed is deleted with the others",
+        "core/verdict.py",
+        "self._take_of_one(message_id, End.FAILED, why)",
+        "self._take_of_one(message_id, unit.end, why)",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "of units over the whole batch only the last one counts",
+        "core/verdict.py",
+        "self._of_all = _higher(self._of_all, (unit.end, unit.why))",
+        "self._of_all = (unit.end, unit.why)",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "units over the whole batch do not count for a message that has one of its own",
+        "core/verdict.py",
+        "end, why = _higher(of_one, self._of_all)",
+        "end, why = of_one",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "of several units that concern one message only the last one counts",
+        "core/verdict.py",
+        "(end, why) if known is None else _higher(known, (end, why))",
+        "(end, why)",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "why a message failed is what was said last",
+        "core/verdict.py",
+        "return other if other[0] > known[0] else known",
+        "return other if other[0] >= known[0] else known",
+        (_VERDICT,),
+    ),
+    Mutant(
+        "messages that failed one by one are said to be held with all others",
+        "core/verdict.py",
+        "return not self._of_one and _ACTIONS",
+        "return _ACTIONS",
+        (_VERDICT,),
+    ),
+)
+
 BATCHES: Final = (
     Mutant(
         "a lease in doubt counts as still held",
@@ -1675,6 +1763,7 @@ MUTANTS: Final = (
     *POLICIES,
     *TIMERS,
     *RULES,
+    *VERDICT,
     *BATCHES,
     *DRIVER,
     *PLAIN_LEASES,

@@ -24,10 +24,10 @@ from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.receiving.worker import WorkerLease
+from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import Settler
 from sqs_lease.airflow.transfer.payload import BatchValue, remove_batch
-from sqs_lease.airflow.transfer.progress import Progress
 from sqs_lease.core.failure_rules import FailureRule
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def settle_locally(
         logger.info("%d messages are still worked on", still_open)
         again_at = timezone.utcnow() + timedelta(seconds=AGAIN_SECONDS)
         raise AirflowRescheduleException(again_at)  # type: ignore[no-untyped-call]
-    report = held.settler.report() if held.settler is not None else {}
+    report = held.settler.progress.report() if held.settler is not None else {}
     del _held[batch_id]
     holding.close()
     if holding.handed is not None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dis import get_instructions
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import CodeType
 from typing import Any
 
 from airflow.sdk import BranchMixIn
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, mapped_over
-from sqs_lease.airflow.settlement.rules import WorkTask, ambiguous_names
+from sqs_lease.airflow.settlement.rules import WorkTask
 
 
 def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_task_id: str) -> list[WorkTask]:
@@ -45,6 +42,22 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
             "so Airflow does not tell their states apart: rename one of them"
         )
     return work
+
+
+def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tuple[str, str] | None:
+    """Return a mapped task and another whose id reads like one of its instances (``check`` and ``check_1``), if any.
+
+    The other one may be of the work or of ``others``. Airflow's answer has one key for both, so that their states
+    cannot be told apart.
+    """
+    tasks = list(work)
+    ids = [*others, *(task.task_id for task in tasks)]
+    for task in tasks:
+        if task.mapped:
+            for other in ids:
+                if other.startswith(f"{task.task_id}_") and other[len(task.task_id) + 1 :].isdecimal():
+                    return task.task_id, other
+    return None
 
 
 def maps_over_messages(task: Any, receive_task_id: str) -> bool:
@@ -97,37 +110,16 @@ def _is_branch(task: Any) -> bool:
 
 
 def _returns_nothing(task: Any) -> bool:
-    """Whether a task's function never returns a value: by its annotation, or as its code shows.
+    """Whether a task's function is annotated as one that returns nothing.
 
-    What a decorator around it returns is not known by its annotation, so that counts by its own code.
+    What a decorator around it returns is not known by its annotation.
     """
     function = getattr(task, "python_callable", None)
     if function is None and task.is_mapped:
         function = task.partial_kwargs.get("python_callable")
     annotations = getattr(function, "__annotations__", {})
     # As it stands in a module with postponed annotations, or as it is.
-    if annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__"):
-        return True
-    code = getattr(function, "__code__", None)
-    return isinstance(code, CodeType) and _never_returns_a_value(code)
-
-
-def _never_returns_a_value(code: CodeType) -> bool:
-    """Whether all that a function's code returns is the constant None; False where that is not certain."""
-    if code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
-        return False
-    before = None
-    for instruction in get_instructions(code):
-        if instruction.opname == "RETURN_CONST":
-            if instruction.argval is not None:
-                return False
-        elif instruction.opname == "RETURN_VALUE":
-            # A jump may come here with another value.
-            is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
-            if not is_none or instruction.is_jump_target:
-                return False
-        before = instruction
-    return True
+    return annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__")
 
 
 def _do_xcom_push(task: Any) -> Any:

@@ -1,44 +1,36 @@
-"""Decides from the states of the work tasks which messages to delete, to give back and to go on holding. Pure.
+"""Translates the states of Airflow's task instances into units of work, for :mod:`sqs_lease.core.verdict`. Pure.
 
-The rules:
+Which messages a task instance concerns:
 
-- A task concerns every message, unless it works on the messages one by one: then map index ``i`` concerns message
-  ``i`` alone. Such a task is mapped over the messages themselves, or it is *chained*: mapped over what another such
-  task returned. Airflow leaves out of a chained task the messages for which that one returned nothing, so that the
-  indexes shift; it counts as one by one only where it has as many instances as there are messages, and otherwise
-  each of them concerns every message.
-- A message *fails* as soon as one task instance that concerns it ``failed`` for good, or succeeded and named the
-  message in its return value, ``{"batchItemFailures": [{"itemIdentifier": message_id}]}``. An instance that failed
-  with ``MessageFailed(ids)`` failed those messages only: the others count as done by it. A task with retries left is
-  ``up_for_retry``, which is not for good.
-- A message whose work can never be completed (a task instance is ``upstream_failed`` or ``removed``) fails too,
-  but not before everything else that concerns it came to its end: until then somebody may be working on it.
-- A message is *deleted* when every task instance that concerns it is done (``success`` or ``skipped``), at
-  least one of them with success, and none failed it. So a task that runs whatever happened (``all_done``,
-  ``one_failed``) never turns a failed message into a successful one.
-- A message whose work was skipped altogether is *released*: nothing failed, and nothing was done either. So it is
-  where all instances of a mapped task are ``removed``: a cleared run had nothing to map over after it had something
-  before, or the task was taken out of the DAG, and then its work was not done.
-- Everything else is held.
+- All of the batch, unless its task works on the messages one by one: then map index ``i`` concerns message ``i`` alone.
+  Such a task is mapped over the messages themselves, or it is *chained*: mapped over what another such task returned.
+- Airflow leaves out of a chained task the messages for which that one returned nothing, so that the indexes shift. So
+  it counts as one by one only where it has as many instances as there are messages.
 
-How the return value and the ids of ``MessageFailed`` are read says :mod:`sqs_lease.core.failure_rules`.
+What its state says:
 
-Whether a batch whose leases have all ended fails its keeper, is decided here too (:func:`why_it_fails`):
+    success                    done with all but the messages that its return value names in ``batchItemFailures``
+    failed                     failed what it concerns; with ``MessageFailed(ids)`` those only, and done with the others
+    skipped                    there was nothing to do
+    upstream_failed, removed   blocked
+    any other, or no state     open; with retries left a task that failed is ``up_for_retry``
 
-- Messages that could not be settled always fail it: their work may be done, and they come back to the queue all the
-  same.
-- Leases that were lost or have lapsed fail it with ``on_lost="fail"``. So do deletes after a lapse (``uncertain``): SQS
-  confirms such a delete also where another consumer received the message since, and then it is not gone.
+A success or failure is unknown until its report was read: the return value, or what the worker left of the exception.
+Some need no reading: a task that leaves no return value, and a failed instance that concerns one message, where the
+exception does not matter.
+
+Where all instances of a mapped task are ``removed``, its work was not done, and no message is at fault: a cleared run
+had nothing to map over after it had something before, or the task was taken out of the DAG.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey, TaskStates, state_key
-from sqs_lease.airflow.settlement.lost_leases import FAIL
+from sqs_lease.core.verdict import Action, Decision, End, Failure, Tally, Unit
 
 SUCCESS: Final = "success"
 FAILED: Final = "failed"
@@ -46,8 +38,19 @@ _SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
 _OVER_NOTHING: Final = "removed, all instances"
 """Not a state of Airflow's: of a task that had instances before its run was cleared, and has none now."""
-_NEVER_TO_BE_DONE: Final = frozenset({"upstream_failed", _REMOVED})
-_ENDED_STATES: Final = _NEVER_TO_BE_DONE | {SUCCESS, FAILED, _SKIPPED}
+
+_ENDS: Final[Mapping[str | None, End]] = {
+    SUCCESS: End.DONE,
+    FAILED: End.FAILED,
+    _SKIPPED: End.SKIPPED,
+    "upstream_failed": End.BLOCKED,
+    _REMOVED: End.BLOCKED,
+    _OVER_NOTHING: End.NOT_DONE,
+}
+"""Every other state is open."""
+
+InstanceReport = Mapping[str, Failure]
+"""The messages that a task instance failed, by id, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,52 +73,19 @@ class WorkTask:
     returns: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReport:
-    """What a task instance that ended said of the messages, beyond its state.
-
-    Attributes:
-        failed_ids: The messages that it failed.
-        errors: The qualified names of the class of the exception that it failed with, and of those that this
-            derives from; empty if no exception is known.
-        reasons: Why it failed single messages, as far as it said so.
-    """
-
-    failed_ids: frozenset[str] = frozenset()
-    errors: tuple[str, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
+def ended_as(instance: InstanceKey, state: str | None) -> Failure:
+    """Return why messages failed of which an instance said nothing more than its state."""
+    return Failure(f"task {_shown(instance)} ended as {state}")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a message failed.
-
-    Attributes:
-        reason: For people, the same for all messages that failed in the same way.
-        errors: As in :class:`InstanceReport`.
-        detail: What the work said of this message alone; empty if it said nothing.
-    """
-
-    reason: str
-    errors: tuple[str, ...] = ()
-    detail: str = ""
+def returned_as_failed(instance: InstanceKey) -> Failure:
+    """Return why messages failed that an instance named in its return value."""
+    return Failure(f"task {_shown(instance)} returned it in batchItemFailures")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What is to become of messages, by their position in the batch.
-
-    Attributes:
-        delete: Their work succeeded.
-        release: All of their work was skipped.
-        fail: Their work failed for good.
-        unread: Task instances that ended and whose report must be read before more can be said.
-    """
-
-    delete: tuple[int, ...]
-    release: tuple[int, ...]
-    fail: Mapping[int, Failure]
-    unread: tuple[InstanceKey, ...]
+def failed_with(instance: InstanceKey, errors: tuple[str, ...]) -> Failure:
+    """Return why messages failed that an instance failed by an exception; ``errors`` as in :class:`Failure`."""
+    return Failure(f"task {_shown(instance)} failed with {errors[0]}", errors) if errors else ended_as(instance, FAILED)
 
 
 def concerned(task: WorkTask, map_index: int, message_ids: Sequence[str], states: TaskStates) -> Sequence[str]:
@@ -123,22 +93,6 @@ def concerned(task: WorkTask, map_index: int, message_ids: Sequence[str], states
     if map_index != UNMAPPED and _is_one_by_one(task, len(message_ids), states):
         return message_ids[map_index : map_index + 1]
     return message_ids
-
-
-def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tuple[str, str] | None:
-    """Return a mapped task and another whose id reads like one of its instances (``check`` and ``check_1``), if any.
-
-    The other one may be of the work or of ``others``.
-    Airflow's answer has one key for both, so nobody could tell their states apart.
-    """
-    tasks = list(work)
-    ids = [*others, *(task.task_id for task in tasks)]
-    for task in tasks:
-        if task.mapped:
-            for other in ids:
-                if other.startswith(f"{task.task_id}_") and other[len(task.task_id) + 1 :].isdecimal():
-                    return task.task_id, other
-    return None
 
 
 class Judgement:
@@ -150,8 +104,10 @@ class Judgement:
         reports: The reports of instances that were read so far.
         message_ids: The messages of the batch, in the order of the batch.
         read_failures: Whether instances that fail leave a report; otherwise they fail whatever they concern.
-        by_exception: Whether it matters by which exception a message failed. If not, the report of a failed
-            instance that concerns one message has nothing to say, and is not asked for.
+        by_exception: Whether it matters by which exception a message failed.
+
+    Attributes:
+        unread: Instances that ended and whose report must be read, as far as decisions needed them so far.
     """
 
     def __init__(
@@ -164,56 +120,59 @@ class Judgement:
         read_failures: bool = True,
         by_exception: bool = False,
     ) -> None:
+        self.unread: dict[InstanceKey, None] = {}
         self._states = states
+        self._reports = reports
         self._message_ids = message_ids
+        self._read_failures = read_failures
+        self._by_exception = by_exception
         self._one_by_one = tasks_one_by_one(work, len(message_ids), states)
         self._missing: dict[str, str | None] = {}  # the states of instances that there are not, by task
-        self._ended = _Ended(reports, read_failures=read_failures, by_exception=by_exception)
-        self._common = _Standing()
+        self._tally = Tally()
         for task in work:
             if task not in self._one_by_one:
-                for key, state in _instances(task, states):
-                    self._ended.take(key, state, self._common, returns=task.returns, alone=False)
+                for instance, state in _instances(task, states):
+                    self._tally.take(self._unit(task, instance, state))
 
-    @property
-    def unread(self) -> Iterable[InstanceKey]:
-        """Instances that ended and whose report must be read, as far as decisions needed them so far."""
-        return self._ended.unread
-
-    @property
     def holds_all(self) -> bool:
         """Whether every message goes on being held, whatever it is."""
-        common = self._common
-        return not self._one_by_one and common.pending and common.failed is None and not self._ended.named
+        return not self._one_by_one and self._tally.holds_all()
 
-    def on(self, held: Iterable[int]) -> Decision:
-        """Decide on the messages at some positions; the cost depends on these positions only."""
-        delete: list[int] = []
-        release: list[int] = []
-        fail: dict[int, Failure] = {}
+    def on(self, held: Iterable[int]) -> dict[int, Decision]:
+        """Decide on the messages at some positions; the cost depends on these positions only.
+
+        Returns:
+            What to do with those that are not held any longer, by position.
+        """
+        decisions: dict[int, Decision] = {}
         for position in held:
-            standing = self._standing(position)
-            failure = standing.failed or self._ended.named.get(self._message_ids[position])
-            if failure is None and not standing.pending:
-                failure = standing.never_done
-            if failure is not None:
-                fail[position] = failure
-            elif standing.pending:
-                continue
-            elif standing.succeeded and not standing.over_nothing:
-                delete.append(position)
-            else:
-                release.append(position)
-        return Decision(tuple(delete), tuple(release), fail, tuple(self._ended.unread))
+            message_id = self._message_ids[position]
+            for task in self._one_by_one:
+                instance, state = self._instance_of_message(task, position)
+                self._tally.take(self._unit(task, instance, state, message_id))
+            if (decision := self._tally.decision(message_id)) is not Action.HOLD:
+                decisions[position] = decision
+        return decisions
 
-    def _standing(self, position: int) -> _Standing:
-        if not self._one_by_one:
-            return self._common
-        standing = replace(self._common)
-        for task in self._one_by_one:
-            key, state = self._instance_of_message(task, position)
-            self._ended.take(key, state, standing, returns=task.returns, alone=key[1] != UNMAPPED)
-        return standing
+    def _unit(self, task: WorkTask, instance: InstanceKey, state: str | None, message_id: str | None = None) -> Unit:
+        """One instance, for all messages or for one."""
+        concerns = None if message_id is None else (message_id,)
+        end = _ENDS.get(state, End.OPEN)
+        if not self._has_report(task, instance, end, is_alone=concerns is not None and instance[1] != UNMAPPED):
+            return Unit(end, concerns, ended_as(instance, state))
+        report = self._reports.get(instance)
+        if report is None:
+            self.unread[instance] = None
+            return Unit(End.UNKNOWN, concerns)
+        if message_id is not None:
+            report = {message_id: report[message_id]} if message_id in report else {}
+        return Unit(End.DONE, concerns, failed=report)
+
+    def _has_report(self, task: WorkTask, instance: InstanceKey, end: End, *, is_alone: bool) -> bool:
+        """Whether how an instance ended is said by its report; ``is_alone``: it concerns one message."""
+        if end is End.FAILED:
+            return self._read_failures and (not is_alone or self._by_exception or instance in self._reports)
+        return end is End.DONE and task.returns
 
     def _instance_of_message(self, task: WorkTask, position: int) -> tuple[InstanceKey, str | None]:
         """The instance that works on one message; before the task was expanded, the task itself."""
@@ -253,68 +212,6 @@ def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states
         elif key in prefixes or key in others or (task_id in others and index.isdecimal()):
             return None
     return frozenset(positions)
-
-
-@dataclass(slots=True)
-class _Standing:
-    """What several task instances together say about their messages."""
-
-    failed: Failure | None = None
-    never_done: Failure | None = None
-    pending: bool = False
-    succeeded: bool = False
-    over_nothing: bool = False
-
-
-class _Ended:
-    """Takes in the states and reports of task instances, one after the other."""
-
-    def __init__(
-        self, reports: Mapping[InstanceKey, InstanceReport], *, read_failures: bool, by_exception: bool
-    ) -> None:
-        self.named: dict[str, Failure] = {}
-        self.unread: dict[InstanceKey, None] = {}
-        self._reports = reports
-        self._read_failures = read_failures
-        self._by_exception = by_exception
-
-    def take(self, key: InstanceKey, state: str | None, standing: _Standing, *, returns: bool, alone: bool) -> None:
-        """Take in one instance; ``alone``: it concerns one message."""
-        if state in _NEVER_TO_BE_DONE:
-            standing.never_done = standing.never_done or Failure(f"task {_shown(key)} ended as {state}")
-        elif state == _OVER_NOTHING:
-            standing.over_nothing = True
-        elif state == FAILED:
-            self._failed(key, standing, alone=alone)
-        elif state == SUCCESS:
-            if not returns:
-                standing.succeeded = True
-            elif (report := self._report(key, standing)) is not None:
-                standing.succeeded = True
-                self._name(report, Failure(f"task {_shown(key)} returned it in batchItemFailures"))
-        elif state != _SKIPPED:
-            standing.pending = True
-
-    def _failed(self, key: InstanceKey, standing: _Standing, *, alone: bool) -> None:
-        if not self._read_failures or (alone and not self._by_exception and key not in self._reports):
-            standing.failed = standing.failed or Failure(f"task {_shown(key)} ended as failed")
-        elif (report := self._report(key, standing)) is not None:
-            # The messages that it did not fail count as done by it.
-            standing.succeeded = True
-            how = f"failed with {report.errors[0]}" if report.errors else "ended as failed"
-            self._name(report, Failure(f"task {_shown(key)} {how}", report.errors))
-
-    def _report(self, key: InstanceKey, standing: _Standing) -> InstanceReport | None:
-        report = self._reports.get(key)
-        if report is None:
-            self.unread[key] = None
-            standing.pending = True
-        return report
-
-    def _name(self, report: InstanceReport, failure: Failure) -> None:
-        for message_id in report.failed_ids:
-            detail = report.reasons.get(message_id)
-            self.named.setdefault(message_id, replace(failure, detail=detail) if detail else failure)
 
 
 def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
@@ -358,41 +255,9 @@ def _state_of_missing(task: WorkTask, states: TaskStates) -> str | None:
     others = {state for _, state in _instances(task, states)}
     if others <= {_SKIPPED}:
         return _SKIPPED
-    return _REMOVED if others <= _ENDED_STATES else None
+    return _REMOVED if others <= _ENDS.keys() else None
 
 
 def _shown(key: InstanceKey) -> str:
     task_id, map_index = key
     return task_id if map_index == UNMAPPED else f"{task_id}[{map_index}]"
-
-
-REFUSALS: Final = "refusals"
-"""The report's field with what SQS said when it refused to settle messages: how many, by what it said."""
-
-
-def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> str | None:
-    """Return why the keeper of a batch fails, for people; None if it does not.
-
-    Args:
-        report: The lease report.
-        on_lost: What :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost` returned.
-        queue_url: The queue.
-    """
-    reasons = []
-    if report["failed"]:
-        refusals = report.get(REFUSALS, {})
-        said = "".join(f" SQS said {count} times: {text}." for text, count in refusals.items())
-        reasons.append(
-            f"{report['failed']} of {report['received']} messages of {queue_url} could not be settled, so they come "
-            f"back to the queue, although their work may be done.{said} Check that the queue exists, that the AWS "
-            "connection may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it "
-            "has a dead-letter queue to which the connection may sqs:SendMessage"
-        )
-    if on_lost == FAIL and (report["lost"] or report["late"] or report["uncertain"]):
-        reasons.append(
-            f"{report['lost']} leases of {queue_url} were lost and {report['late']} lapsed, and {report['uncertain']} "
-            "messages were deleted only after their lease had lapsed. This fails the task, as on_lost says: other "
-            "consumers may have worked on their messages as well. Make the work idempotent, or raise the visibility "
-            "timeout"
-        )
-    return ". ".join(reasons) or None

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease

@@ -6,7 +6,7 @@ when the policy says so. How it ends:
 
 - Everything was settled (or lost): it publishes the report and ends its task as successful.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
-  without a retry (:mod:`sqs_lease.airflow.settlement.rules`).
+  without a retry (:func:`~sqs_lease.airflow.settlement.progress.why_it_fails`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
   is released, because the work goes on.
 - A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
@@ -50,12 +50,12 @@ from sqs_lease.airflow.runtime import (
     triggerer_keepers,
 )
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
-from sqs_lease.airflow.settlement.rules import WorkTask, why_it_fails
+from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
 from sqs_lease.airflow.transfer.handover import ENDED, adopt, begins_again, hand_on, note_end
 from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
 from sqs_lease.airflow.transfer.payload import PublishedMessages, load_lease, remove_files
-from sqs_lease.airflow.transfer.progress import PROGRESS_KEY, Progress, read_progress
 from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
@@ -206,14 +206,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if self._losses is not None:
             await self._losses.told()
         self._lease_log.flush()
-        report = settler.report()
+        report = settler.progress.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
         try:
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
         # A try that begins when this task was cleared, with failed work say, finds what is settled already.
-        await note_end(self._receiving(task), self._handed.batch_id, self._handed.messages, settler.progress())
+        await note_end(self._receiving(task), self._handed.batch_id, self._handed.messages, settler.progress.note())
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
@@ -328,7 +328,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             # Of a cleared run the note would take the place of one about the new batch.
             if kept is _Kept.NOBODY:
-                await note_end(receiving, handed.batch_id, handed.messages, settler.progress())
+                await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
             await self._release(batch, handed)
         elif kept is _Kept.NEXT_TRY:
             await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
@@ -340,7 +340,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     ) -> None:
         receiving = self._receiving(task)
         written = await hand_on(batch, handed.policy, self.handoff_timeout_seconds, keepers.clock)
-        note = settler.progress_of_next_try(written)
+        note = settler.progress.note_for_next_try(written)
         left = replace(handed, written=written, messages=len(written.leases))
         try:
             await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
