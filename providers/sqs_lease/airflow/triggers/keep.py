@@ -65,6 +65,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once, end_of
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
+from sqs_lease.keeper.telemetry import publish_span
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._shared_keeper: SharedKeeper | None = None
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
+        self._received_at = 0.0  # the first message, in seconds since the epoch
         self._extended_at = 0.0  # when all messages were extended for want of an answer, in seconds since the epoch
         self._lease_log = LeaseLog("its queue")
         self._log_context = contextvars.copy_context()
@@ -186,11 +188,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
         self._shared_keeper = await keepers.acquire(handed.connection)
         self._settler = settler = await self._adopt(task, handed, keepers, self._shared_keeper, signals)
+        self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Leases held twice are twice as much for the garbage collector, with many keepers.
         del handed
-        if self._losses is not None:
-            self._losses.begin()
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
         with keepers.poller.watch(
@@ -219,6 +220,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.error("%s", problem)
             # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+        await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
         # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
         # worker ends it by an exception that no retry follows.
@@ -259,8 +261,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release what is held: no keeper follows."""
         await batch.release_all()
+        if self._settler is not None:
+            await self._publish_span(handed, self._settler)
         batch.forget()
         await remove_files(handed)
+
+    async def _publish_span(self, handed: HandedLease, settler: Settler) -> None:
+        """Publish the span of the lease, which the sensor began."""
+        await publish_span(handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.counts())
 
     async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
         receiving = self._receiving(task)
