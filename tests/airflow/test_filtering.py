@@ -305,13 +305,22 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
-    world: LeasedMessages, gate: tuple[Path, Path]
+    world: LeasedMessages, gate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, go_on = gate
+    answers = OpenFilter.answers
 
     async def scenario() -> None:
+        sorting = asyncio.Event()
+
+        def begin(*arguments: Any) -> Any:
+            sorting.set()
+            return answers(*arguments)
+
+        monkeypatch.setattr(OpenFilter, "answers", begin)
         trigger = receive_trigger("orders", world.clock, filter=by("waits_for_its_test"), max_messages=3)
         running = world.triggerer().start(trigger, RECEIVE)
+        await sorting.wait()
         await asyncio.to_thread(wait_for, asked)
         ending = asyncio.get_running_loop().create_task(running.cancel())
         await asyncio.sleep(0)

@@ -112,18 +112,24 @@ class MessageFilter:
             TypeError: The match values are not a collection of JSON values.
         """
         if kind is None:
-            if match_values is not None or expression is not None:
-                raise ValueError(f"message_filtering must be one of {', '.join(KINDS)} where its other options are set")
+            options = {"message_filtering_match_values": match_values, "message_filtering_config": expression}
+            if given := [name for name, value in options.items() if value is not None]:
+                raise ValueError(f"message_filtering must be one of {', '.join(KINDS)} where {given[0]} is given")
             return None
         if kind not in KINDS:
             raise ValueError(f"message_filtering must be one of {', '.join(KINDS)}, not {kind!r}")
         if kind == LITERAL and match_values is None:
             raise ValueError("message_filtering='literal' needs message_filtering_match_values")
+        if kind == LITERAL and expression is not None:
+            raise ValueError(
+                "message_filtering='literal' takes no message_filtering_config: the bodies to match are "
+                "message_filtering_match_values"
+            )
         if kind != LITERAL and is_final(expression) and (not isinstance(expression, str) or not expression):
             raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
         if kind == CALLABLE and match_values is not None:
             raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
-        made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
+        made = cls(kind, _encoded_values(match_values), expression)
         if kind == CALLABLE and not is_final(expression):
             raise ValueError(
                 f"message_filtering_config, {expression!r}, is a template: the path of a function must stand in the "
