@@ -137,7 +137,7 @@ def waits_for_its_test(message: dict[str, Any]) -> bool:
     """Say that it was asked, and wait until the test has a file that says go on."""
     Path(os.environ["ASKED"]).touch()
     wait_for(Path(os.environ["GO_ON"]))
-    return bool(message["Body"] == "a")
+    return True
 
 
 def wait_for(file: Path) -> None:

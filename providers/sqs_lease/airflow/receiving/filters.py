@@ -72,6 +72,9 @@ The ten messages of a receive are held meanwhile. A function that waits for ever
 must not hold them for ever. ``$..name`` takes 7 s on 1 MiB of empty lists on a busy machine.
 """
 
+START_SECONDS: Final = 60.0
+"""How long a filter's process may take to begin: a function's module may import much."""
+
 IDLE_SECONDS: Final = 10.0
 """How long a filter's process waits for another message before it is ended: a sensor may wait for days."""
 
@@ -261,14 +264,14 @@ class _FilterProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
-        answer = self._said((*astuple(made_of), ANSWER_SECONDS))
+        answer = self._said((*astuple(made_of), START_SECONDS, ANSWER_SECONDS), START_SECONDS)
         if answer is not True:
             self.end()
             raise ValueError(str(answer))
 
     def answer(self, asked: Mapping[str, Any]) -> bool | str:
         """Return whether a message matches, or why this process does not say; it may have ended then."""
-        return self._said(asked)
+        return self._said(asked, ANSWER_SECONDS)
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -277,12 +280,12 @@ class _FilterProcess:
         self._process.wait()
         self._connection.close()
 
-    def _said(self, asked: object) -> bool | str:
+    def _said(self, asked: object, seconds: float) -> bool | str:
         is_late = False
         try:
             self._connection.send(asked)
             # It ends itself before: this is for a function that changed its signals.
-            is_late = not self._connection.poll(ANSWER_SECONDS * _GRACE)
+            is_late = not self._connection.poll(seconds * _GRACE)
             if not is_late:
                 said: bool | str = json.loads(self._connection.recv_bytes())
                 return said
@@ -290,7 +293,7 @@ class _FilterProcess:
             pass
         self.end()
         if is_late or self._process.returncode == -signal.SIGALRM:
-            return f"message_filtering gave no answer within {ANSWER_SECONDS:g} s"
+            return f"message_filtering gave no answer within {seconds:g} s"
         return "message_filtering ended the process that it ran in"
 
 

@@ -172,13 +172,14 @@ def _attribute_value(attribute: Mapping[str, Any]) -> str | int | float | None:
 def serve(connection: Connection) -> None:
     """Answer about one message after the other, until the other side closes the connection.
 
-    The other side sends the arguments of :func:`matcher` and how many seconds an answer may take, and then the
-    messages. It is sent, as JSON, True once the filter is made or why it cannot be made, and then the answers.
+    The other side sends the arguments of :func:`matcher`, how many seconds making it may take and how many an answer,
+    and then the messages. It is sent, as JSON, True once the filter is made or why it cannot be made, and then the
+    answers.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    *made_of, seconds = connection.recv()
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    *made_of, start_seconds, seconds = connection.recv()
+    signal.setitimer(signal.ITIMER_REAL, start_seconds)
     try:
         matches = matcher(*made_of)
     except ValueError as error:
