@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.airflow_api.requests import run_of, triggers_are_supported
+from sqs_lease.airflow.airflow_api.requests import listeners_hear_of_success, run_of, triggers_are_supported
 from sqs_lease.airflow.dag_file import check_type, named
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
@@ -186,17 +186,20 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 ordered=self.ordered,
                 handoff_timeout_seconds=self.handoff_timeout_seconds,
                 tried_before=task_instance.try_number > 1,
+                ends_in_worker=listeners_hear_of_success(),
             ),
             method_name="execute_complete",
         )
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
-        """Fail, as the trigger says: a task that succeeds is ended by the trigger itself.
+        """Fail, as the trigger says. A task that succeeds gets here only where listeners are to hear of it.
 
         Raises:
-            AirflowFailException: Always. No retry follows, because there is nothing left to keep.
+            AirflowFailException: Something failed. No retry follows, because there is nothing left to keep.
         """
         error = event["error"]
+        if error is None:
+            return
         if "give_back" in event:
             task_instance = context["ti"]
             lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)

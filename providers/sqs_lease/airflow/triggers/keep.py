@@ -4,7 +4,8 @@ It always begins in the same way (:mod:`sqs_lease.airflow.transfer.handover`): i
 less what the progress note says was settled, and with the deadlines that are known since. The next extension is made
 when the policy says so. How it ends:
 
-- Everything was settled (or lost): it publishes the report and ends its task as successful.
+- Everything was settled (or lost): it publishes the report and ends its task as successful; or a worker does, where
+  listeners such as OpenLineage's hear of successes, because Airflow tells them in workers only.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
   without a retry (:mod:`sqs_lease.airflow.settlement.rules`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
@@ -117,6 +118,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         handoff_timeout_seconds: How long the messages stay invisible for a keeper that was cleared and starts again,
             or for another triggerer.
         tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
+        ends_in_worker: Whether a worker is to end the task when it succeeds, too.
     """
 
     @raises_type_errors_only()
@@ -130,6 +132,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         on_lost: str | dict[str, Any] = WARN,
         ordered: bool = True,
         tried_before: bool = False,
+        ends_in_worker: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lease = lease
@@ -140,6 +143,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.on_lost = on_lost
         self.ordered = ordered
         self.tried_before = tried_before
+        self.ends_in_worker = ends_in_worker
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
         self._keepers: TriggererKeepers | None = None
@@ -164,6 +168,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 "on_lost": self.on_lost,
                 "ordered": self.ordered,
                 "tried_before": self.tried_before,
+                "ends_in_worker": self.ends_in_worker,
             },
         )
 
@@ -218,16 +223,18 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
+        in_worker = problem is not None or self.ends_in_worker
+        if in_worker:
             # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
         await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
         # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
         # worker ends it by an exception that no retry follows.
-        if problem is None:
-            yield TaskSuccessEvent()
-        else:
+        if in_worker:
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
+        else:
+            yield TaskSuccessEvent()
 
     async def _settled_before_it_was_cleared(
         self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers, handed: HandedLease
