@@ -271,12 +271,15 @@ async def tell_somebody(context: Any) -> None:
 @pytest.mark.parametrize(
     ("on_lost", "error", "text"),
     [
-        ("explode", ValueError, "'warn', 'fail' or an AsyncCallback"),
+        ("explode", ValueError, "on_lost must be 'warn', 'raise' or an AsyncCallback"),
+        ("fail", ValueError, "on_lost must be 'warn', 'raise' or an AsyncCallback"),
+        (AsyncCallback("asyncio.create_subprocess_shell", {"cmd": "true"}), ValueError, "a parameter 'context'"),
+        (AsyncCallback("no_such_package.tell"), ValueError, "on_lost, no_such_package.tell, cannot be imported"),
         (tell_somebody, TypeError, "AsyncCallback of airflow.sdk"),
         (AsyncCallback(tell_somebody, {"to": object()}), TypeError, "plain values"),
         (AsyncCallback("unusual_prefix_0123_dag.tell"), ValueError, "defined in a DAG file"),
     ],
-    ids=["word", "function", "arguments", "DAG file"],
+    ids=["word", "old word", "program", "no module", "function", "arguments", "DAG file"],
 )
 def test_what_cannot_happen_to_lost_leases_is_an_error(
     dag: DAG, on_lost: Any, error: type[Exception], text: str

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,12 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.amazon.aws.utils.sqs import filter_messages
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import SqsLeaseSensor
+from sqs_lease.airflow.receiving import filters
 from sqs_lease.airflow.receiving.filters import (
-    FILTER_SECONDS,
     MessageFilter,
     OpenFilter,
     UnmatchedRule,
@@ -34,6 +31,8 @@ from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState
+from tests.airflow import filter_functions
+from tests.airflow.filter_functions import wait_for
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
@@ -52,8 +51,28 @@ def matching(kind: str, values: Any = None, expression: str | None = None) -> li
     made = MessageFilter.of(kind, values, expression)
     assert made is not None
     # As it comes out of a trigger's arguments.
-    matches = MessageFilter(**json.loads(json.dumps(asdict(made)))).matcher()
-    return [body for body in BODIES if matches(Message(Receipt("m", "h"), body))]
+    return bodies_that_match(MessageFilter(**json.loads(json.dumps(asdict(made)))), map(sent, BODIES))
+
+
+def sent(body: str) -> Message:
+    return Message(Receipt("m", "h"), body)
+
+
+def bodies_that_match(made: MessageFilter, messages: Iterable[Message]) -> list[str]:
+    """Ask as a collection does."""
+    asked = list(messages)
+    answers = asyncio.run(answers_of(made, asked))
+    assert set(answers) <= {True, False}
+    return [message.body for message, answer in zip(asked, answers, strict=True) if answer]
+
+
+async def answers_of(made: MessageFilter | None, messages: Sequence[Message]) -> Sequence[bool | str]:
+    assert made is not None
+    opened = await OpenFilter.open(made)
+    try:
+        return await opened.answers(messages)
+    finally:
+        opened.close()
 
 
 FILTERS = [
@@ -91,9 +110,8 @@ def test_a_body_that_is_not_json_does_not_match(caplog: pytest.LogCaptureFixture
 
 
 def test_a_body_too_deep_to_parse_does_not_match() -> None:
-    made = MessageFilter.of("jsonpath", None, "$")
-    assert made is not None
-    assert not made.matcher()(Message(Receipt("m", "h"), "[" * 100_000))
+    answers = asyncio.run(answers_of(MessageFilter.of("jsonpath", None, "$"), [sent("[" * 100_000)]))
+    assert answers == [False]
 
 
 def test_an_expression_that_fails_on_a_body_does_not_decide(
@@ -277,25 +295,36 @@ def test_a_message_is_not_received_again_and_again_while_it_is_left_alone(world:
     assert len(world.events(AuditKind.RECEIVED)) <= 3 * 4
 
 
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The files by which a test and its function in a filter's process wait for each other."""
+    asked, go_on = tmp_path / "asked", tmp_path / "go on"
+    monkeypatch.setenv("ASKED", str(asked))
+    monkeypatch.setenv("GO_ON", str(go_on))
+    return asked, go_on
+
+
 def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
-    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+    world: LeasedMessages, gate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
+    asked, go_on = gate
+    answers = OpenFilter.answers
 
     async def scenario() -> None:
-        loop, sorting = asyncio.get_running_loop(), asyncio.Event()
+        sorting = asyncio.Event()
 
-        def matches(message: Message) -> bool:
-            loop.call_soon_threadsafe(sorting.set)
-            return gate.wait(60)
+        def begin(*arguments: Any) -> Any:
+            sorting.set()
+            return answers(*arguments)
 
-        monkeypatch.setattr(MessageFilter, "matcher", lambda self: matches)
-        trigger = receive_trigger("orders", world.clock, filter=only("a"), max_messages=3)
+        monkeypatch.setattr(OpenFilter, "answers", begin)
+        trigger = receive_trigger("orders", world.clock, filter=by("waits_for_its_test"), max_messages=3)
         running = world.triggerer().start(trigger, RECEIVE)
         await sorting.wait()
-        ending = loop.create_task(running.cancel())
+        await asyncio.to_thread(wait_for, asked)
+        ending = asyncio.get_running_loop().create_task(running.cancel())
         await asyncio.sleep(0)
-        gate.set()
+        go_on.touch()
         await ending
         assert world.message_states() == dict.fromkeys("abc", MessageState.VISIBLE)
 
@@ -309,7 +338,7 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 ) -> None:
     world = LeasedMessages(supervisor, fifo=fifo)
 
-    in_time = OpenFilter._look_at
+    in_time = OpenFilter.answers
 
     async def slowly(*arguments: Any) -> Any:
         await asyncio.sleep(200)  # seven times the visibility timeout
@@ -318,7 +347,7 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
     async def scenario() -> None:
         triggerer = world.triggerer()
         with monkeypatch.context() as patch:
-            patch.setattr(OpenFilter, "_look_at", slowly)
+            patch.setattr(OpenFilter, "answers", slowly)
             await world.receive(triggerer, filter=only("b", "c"))
         keeping = world.keep(triggerer)
         await asyncio.sleep(100)
@@ -332,50 +361,102 @@ def test_messages_are_held_while_a_slow_filter_looks_at_them(
 
 
 def test_messages_on_which_a_filter_gives_no_answer_come_back_and_end_no_wait(
-    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch, gate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def never(*arguments: Any) -> Any:
-        await asyncio.Event().wait()
-
     async def scenario() -> None:
-        monkeypatch.setattr(OpenFilter, "_look_at", never)
-        running = await world.receive(world.triggerer(), filter=only("a"), timeout_seconds=60.0)
+        monkeypatch.setattr(filters, "ANSWER_SECONDS", 0.5)
+        running = await world.receive(
+            world.triggerer(), filter=by("waits_for_its_test"), timeout_seconds=5.0, max_messages=3
+        )
         assert running.events[0].payload["status"] == TIMED_OUT
+        # Given back, but not at once.
+        assert world.message_states() == dict.fromkeys("abc", MessageState.IN_FLIGHT)
         await asyncio.sleep(60)
         assert world.message_states() == dict.fromkeys("abc", MessageState.VISIBLE)
 
     world.run(scenario)
-    # Held until then: they come back by a release with a delay.
-    assert all(entry.at > FILTER_SECONDS for entry in world.events(AuditKind.EXPIRED))
-    assert world.clock.now() < FILTER_SECONDS + 200
+    assert "message_filtering gave no answer within 0.5 s" in caplog.text
 
 
-def test_a_filter_that_blocks_leaves_the_threads_to_others(
-    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+HOPELESS = '$[?(@.text =~ "(a+)+$")]'
+"""It needs ages to find out that 60 times a and a b do not match, and Python's lock is held meanwhile."""
+
+LONG = json.dumps([{"text": "a" * 60 + "b"}])
+
+
+def test_an_expression_that_takes_ages_is_ended_and_the_next_message_gets_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate = threading.Event()
-    ended: list[str] = []
+    made = MessageFilter.of("jsonpath-ext", None, HOPELESS)
+    assert made is not None
 
     async def scenario() -> None:
-        loop, sorting = asyncio.get_running_loop(), asyncio.Event()
-        loop.set_default_executor(ThreadPoolExecutor(1))
+        opened = await OpenFilter.open(made)
+        with monkeypatch.context() as patch:
+            patch.setattr(filters, "ANSWER_SECONDS", 1.0)
+            assert await opened.answers([sent(LONG)]) == ["message_filtering gave no answer within 1 s"]
+        assert await opened.answers([sent('[{"text": "aa"}]'), sent("[]")]) == [True, False]
+        opened.close()
 
-        def matches(message: Message) -> bool:
-            loop.call_soon_threadsafe(sorting.set)
-            gate.wait(2)
-            ended.append("filter")
-            return True
+    asyncio.run(scenario())
 
-        monkeypatch.setattr(MessageFilter, "matcher", lambda self: matches)
-        running = world.triggerer().start(receive_trigger("orders", world.clock, filter=only("a")), RECEIVE)
-        await sorting.wait()
-        # As a client does that looks up an address.
-        await asyncio.to_thread(ended.append, "another trigger")
-        gate.set()
-        await running.ended()
 
-    world.run(scenario)
-    assert ended[0] == "another trigger"
+def test_the_event_loop_goes_on_while_an_expression_takes_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "ANSWER_SECONDS", 5.0)
+    made = MessageFilter.of("jsonpath-ext", None, HOPELESS)
+
+    async def rounds_meanwhile() -> int:
+        asking = asyncio.create_task(answers_of(made, [sent(LONG)]))
+        rounds = 0
+        while not asking.done():
+            await asyncio.sleep(0.01)
+            rounds += 1
+        return rounds
+
+    # About 500. In a thread of this process there would be one, at the end of the ages.
+    assert asyncio.run(rounds_meanwhile()) > 2
+
+
+def test_an_expression_that_needs_too_much_memory_fails_on_its_message_alone() -> None:
+    made = MessageFilter.of("jsonpath-ext", ["xx"], "$.text * $.times")
+    bombs = [sent('{"text": "x", "times": 4000000000}'), sent('{"text": "x", "times": 2}')]
+    assert asyncio.run(answers_of(made, bombs)) == ["message_filtering failed on it: MemoryError", True]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[" + "[]," * 349_000 + "[]]", '{"x":' * 170_000 + "0" + "}" * 170_000, '{"y":' * 150 + "0" + "}" * 150],
+    ids=["wide", "too deep", "deep"],
+)
+def test_bodies_of_any_shape_get_an_answer(body: str) -> None:
+    assert len(body) <= 2**20
+    assert asyncio.run(answers_of(MessageFilter.of("jsonpath", None, "$..z"), [sent(body)])) == [False]
+
+
+def test_a_function_that_ends_its_process_has_that_message_count_as_unusable() -> None:
+    made = MessageFilter(**by("ends_its_process_on_a"))
+    answers = asyncio.run(answers_of(made, [sent("a"), sent("b")]))
+    assert answers == ["message_filtering ended the process that it ran in", True]
+
+
+def test_a_function_runs_in_a_process_that_ends_when_no_message_comes_for_a_while(
+    gate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "IDLE_SECONDS", 0.05)
+
+    async def scenario() -> tuple[int, int]:
+        opened = await OpenFilter.open(MessageFilter(**by("says_its_process")))
+        await opened.answers([sent("a"), sent("b")])
+        while opened._process is not None:  # noqa: ASYNC110 - it tells nothing when its time is over
+            await asyncio.sleep(0.01)
+        await opened.answers([sent("c")])
+        opened.close()
+        first, second, third = map(int, gate[0].read_text().split())
+        assert first == second
+        return first, third
+
+    pids = {*asyncio.run(scenario()), os.getpid()}
+    assert len(pids) == 3
 
 
 def test_on_a_fifo_queue_what_was_discarded_holds_nothing_of_its_group_back(supervisor: ScriptedComms) -> None:
@@ -437,9 +518,8 @@ SENT: dict[str, dict[str, dict[str, Any]]] = {
 def test_messages_match_by_the_value_of_a_message_attribute(values: Any, matched: list[str]) -> None:
     made = MessageFilter.of("attribute", values, "kind")
     assert made is not None
-    matches = MessageFilter(**json.loads(json.dumps(asdict(made)))).matcher()
     messages = [Message(Receipt(body, "h"), body, message_attributes=sent) for body, sent in SENT.items()]
-    assert [message.body for message in messages if matches(message)] == matched
+    assert bodies_that_match(MessageFilter(**json.loads(json.dumps(asdict(made)))), messages) == matched
 
 
 def test_the_trigger_takes_only_messages_with_the_attribute(world: LeasedMessages) -> None:
@@ -458,82 +538,8 @@ def test_the_trigger_takes_only_messages_with_the_attribute(world: LeasedMessage
 # By a function
 
 
-PUBLISHED_KEYS = {"MessageId", "Body", "Attributes", "MessageAttributes"}
-
-
-def is_b(message: dict[str, Any]) -> bool:
-    return message == {**message, "Body": "b"} and set(message) == PUBLISHED_KEYS
-
-
-def raises_on_a(message: dict[str, Any]) -> bool:
-    if message["Body"] == "a":
-        raise KeyError("secret")
-    return is_b(message)
-
-
-def exits_on_a(message: dict[str, Any]) -> bool:
-    if message["Body"] == "a":
-        sys.exit("secret")
-    return is_b(message)
-
-
-def cancels_on_a(message: dict[str, Any]) -> bool:
-    if message["Body"] == "a":
-        raise asyncio.CancelledError("secret")
-    return is_b(message)
-
-
-def is_out_of_time_on_a(message: dict[str, Any]) -> bool:
-    if message["Body"] == "a":
-        raise AirflowTaskTimeout("secret")
-    return is_b(message)
-
-
-def interrupts_on_a(message: dict[str, Any]) -> bool:
-    if message["Body"] == "a":
-        raise KeyboardInterrupt("secret")
-    return is_b(message)
-
-
-async def is_asynchronous(message: dict[str, Any]) -> bool:
-    return True
-
-
-class AnyMessage:
-    def __init__(self, message: dict[str, Any]) -> None: ...
-
-
-class AsynchronousObject:
-    async def __call__(self, message: dict[str, Any]) -> bool:
-        return False
-
-
-asynchronous_object = AsynchronousObject()
-
-
-def yields(message: dict[str, Any]) -> Iterator[bool]:
-    yield False
-
-
-def forgets_to_return_on_a(message: dict[str, Any]) -> Any:
-    if message["Body"] != "a":
-        return is_b(message)
-    return None
-
-
-def is_wrapped(message: dict[str, Any]) -> Any:
-    return is_asynchronous(message) if message["Body"] == "a" else is_b(message)
-
-
-def changes(message: dict[str, Any]) -> bool:
-    message["Body"] = "changed"
-    message["Attributes"].clear()
-    message["MessageAttributes"].clear()
-    return True
-
-
 def by(function: str) -> dict[str, Any]:
-    made = MessageFilter.of("callable", None, f"{__name__}.{function}")
+    made = MessageFilter.of("callable", None, f"{filter_functions.__name__}.{function}")
     assert made is not None
     return asdict(made)
 
@@ -550,16 +556,19 @@ def test_the_trigger_takes_only_messages_for_which_the_function_returns_true(wor
     ("options", "text"),
     [
         ({"message_filtering_config": None}, "needs the dotted path of a function"),
-        ({"message_filtering_config": is_b}, "needs the dotted path of a function"),
+        ({"message_filtering_config": filter_functions.is_b}, "needs the dotted path of a function"),
         ({"message_filtering_config": "no_such_package.wanted"}, "'no_such_package.wanted', cannot be imported"),
-        ({"message_filtering_config": f"{__name__}.no_such_function"}, "cannot be imported .* plugins folder"),
-        ({"message_filtering_config": f"{__name__}.SENT"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{__name__}.is_asynchronous"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{__name__}.AnyMessage"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{__name__}.asynchronous_object"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{__name__}.yields"}, "not an ordinary function"),
         (
-            {"message_filtering_config": f"{__name__}.is_b", "message_filtering_match_values": ["b"]},
+            {"message_filtering_config": f"{filter_functions.__name__}.no_such_function"},
+            "cannot be imported .* plugins folder",
+        ),
+        ({"message_filtering_config": f"{filter_functions.__name__}.PUBLISHED_KEYS"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{filter_functions.__name__}.is_asynchronous"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{filter_functions.__name__}.AnyMessage"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{filter_functions.__name__}.asynchronous_object"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{filter_functions.__name__}.yields"}, "not an ordinary function"),
+        (
+            {"message_filtering_config": f"{filter_functions.__name__}.is_b", "message_filtering_match_values": ["b"]},
             "takes no message_filtering_match_values",
         ),
     ],
@@ -570,6 +579,16 @@ def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         SqsLeaseSensor(task_id="orders", queue_url="orders", message_filtering="callable", **options)
+
+
+def test_a_function_is_named_in_the_dag_file_and_not_by_who_starts_a_run(dag: DAG) -> None:
+    with pytest.raises(ValueError, match=r"message_filtering_config, .*, is a template: the path of a function must"):
+        SqsLeaseSensor(
+            task_id="orders",
+            queue_url="orders",
+            message_filtering="callable",
+            message_filtering_config="{{ dag_run.conf['function'] }}",
+        )
 
 
 def test_a_module_that_exits_is_an_error_while_the_dag_is_parsed(

@@ -230,7 +230,7 @@ def test_a_triggerer_that_hears_nothing_for_minutes_holds_all_and_then_counts_on
         first, _ = await keep_on_first(world, "success", "failed", "running", seconds=300)
         await first.kill()
         world.supervisor.silent = True
-        resumed = world.keep(world.triggerer("second"), CHECK, on_lost="fail")
+        resumed = world.keep(world.triggerer("second"), CHECK, on_lost="raise")
         await asyncio.sleep(120)
         assert world.message_states()["c"] is MessageState.IN_FLIGHT
         world.supervisor.silent = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from sqs_lease.airflow.settlement.lost_leases import CALLBACK_SECONDS, FAIL, WARN, encode_on_lost
+from sqs_lease.airflow.settlement.lost_leases import CALLBACK_SECONDS, RAISE, WARN, encode_on_lost
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.core.events import Outcome
@@ -38,10 +40,6 @@ def world(supervisor: ScriptedComms) -> LeasedMessages:
 
 async def note(context: dict[str, Any], to: str) -> None:
     CALLS.append({**context, "to": to})
-
-
-async def note_without_context(to: str) -> None:
-    CALLS.append({"to": to})
 
 
 async def fail(context: dict[str, Any]) -> None:
@@ -90,7 +88,7 @@ def delete_elsewhere(world: LeasedMessages, position: int) -> None:
     world.sqs.delete(world.url, [receipt], caller="other")
 
 
-@pytest.mark.parametrize(("on_lost", "event"), [(WARN, TaskSuccessEvent), (FAIL, TriggerEvent)], ids=["warn", "fail"])
+@pytest.mark.parametrize(("on_lost", "event"), [(WARN, TaskSuccessEvent), (RAISE, TriggerEvent)], ids=["warn", "raise"])
 def test_lapsed_leases_fail_the_keeper_only_if_that_was_asked_for(
     world: LeasedMessages, on_lost: str, event: type, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,7 +100,7 @@ def test_lapsed_leases_fail_the_keeper_only_if_that_was_asked_for(
     with caplog.at_level(logging.WARNING):
         world.run(scenario)
     assert "ran out" in caplog.text
-    assert ("3 lapsed" in caplog.text) == (on_lost == FAIL)
+    assert ("3 lapsed" in caplog.text) == (on_lost == RAISE)
     assert world.report()["late"] == 3
 
 
@@ -110,7 +108,7 @@ def test_the_keeper_fails_only_after_it_settled_the_rest(world: LeasedMessages) 
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        running = world.keep(triggerer, on_lost=FAIL)
+        running = world.keep(triggerer, on_lost=RAISE)
         await asyncio.sleep(5)
         delete_elsewhere(world, 1)
         await asyncio.sleep(60)
@@ -125,7 +123,7 @@ def test_nothing_fails_when_nothing_was_lost(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        running = world.keep(triggerer, on_lost=FAIL)
+        running = world.keep(triggerer, on_lost=RAISE)
         world.states["load"] = "success"
         assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
 
@@ -166,12 +164,31 @@ def test_what_was_lost_before_the_keeper_came_is_told_when_it_comes(world: Lease
     world.run(scenario)
 
 
-def test_a_callback_need_not_take_the_context(world: LeasedMessages) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"path": "os.mkdir", "kwargs": {"path": "{place}"}},
+        {"path": "asyncio.create_subprocess_exec", "kwargs": {"program": "mkdir", "args": ["{place}"]}},
+    ],
+    ids=["function", "async function"],
+)
+def test_what_was_not_written_as_a_callback_is_never_called_whatever_is_stored(
+    world: LeasedMessages, tmp_path: Path, stored: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "made"
+    callback = json.loads(json.dumps(stored).replace("{place}", str(place)))
+
     async def scenario() -> None:
-        await (await keep_and_lose(world, AsyncCallback(note_without_context, {"to": "me"}))).cancel()
+        triggerer = world.triggerer()
+        await world.receive(triggerer, Never(visibility=30))
+        running = world.keep(triggerer, on_lost=callback)
+        await lose(world)
+        world.states["load"] = "success"
+        assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
 
     world.run(scenario)
-    assert CALLS == [{"to": "me"}]
+    assert not place.exists()
+    assert "neither a notifier nor an async function with a parameter 'context'" in caplog.text
 
 
 def test_a_notifier_is_a_callback(world: LeasedMessages) -> None:
@@ -214,10 +231,10 @@ def test_a_callback_that_the_triggerer_cannot_import_is_told_when_the_keeper_beg
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        running = world.keep(triggerer, on_lost=encode_on_lost(AsyncCallback("beside_dag_files.notice")))
+        running = world.keep(triggerer, on_lost={"path": "beside_dag_files.notice", "kwargs": {}})
         await asyncio.sleep(5)
         assert world.message_states() == ALL_HELD
-        assert "on_lost callback beside_dag_files.notice cannot be imported" in caplog.text
+        assert "the callback of on_lost, beside_dag_files.notice, cannot be imported" in caplog.text
         assert "ModuleNotFoundError" in caplog.text
         world.states["load"] = "success"
         assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]

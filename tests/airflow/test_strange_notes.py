@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from sqs_lease.airflow.airflow_api.requests import CommsError, seal
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.receiving.filters import (
+from sqs_lease.airflow.receiving.filters import MessageFilter
+from sqs_lease.airflow.receiving.matching import (
     ATTRIBUTE,
     CALLABLE,
     JSONPATH,
     JSONPATH_EXTENDED,
     LITERAL,
-    MessageFilter,
-    OpenFilter,
+    answer_of,
 )
 from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
@@ -48,7 +48,6 @@ from sqs_lease.core.failure_rules import by_exception, dead_letter, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
-from sqs_lease.daemon_threads import DaemonThreads
 from tests.airflow import filter_functions
 from tests.airflow.handed import handed_lease
 from tests.airflow.virtual_triggerer import RECEIVE
@@ -221,9 +220,8 @@ def test_a_filter_answers_yes_or_no_or_why_not_without_the_body(
         MessageFilter(JSONPATH, None if values is None else json.dumps(values), "$..name"),
         MessageFilter(ATTRIBUTE, None if values is None else json.dumps(values), "kind"),
     ]
-    threads = DaemonThreads(1, "filter")
     for each in filters:
-        answer = said_by(lambda each=each: OpenFilter(each.matcher(), threads)._answer(message))  # type: ignore[misc]
+        answer = said_by(lambda each=each: answer_of(each.matcher(), each.asks_about(message)))  # type: ignore[misc]
         assert isinstance(answer, bool | str)
         assert CONTENT not in str(answer)
 
@@ -267,7 +265,7 @@ def test_an_expression_is_refused_when_a_dag_is_parsed_or_answers_about_any_mess
 ) -> None:
     made = outcome_of(lambda: MessageFilter.of(kind, values, expression), ValueError)
     if isinstance(made, MessageFilter):
-        answer = said_by(lambda: OpenFilter(made.matcher(), DaemonThreads(1, "filter"))._answer(message))
+        answer = said_by(lambda: answer_of(made.matcher(), made.asks_about(message)))
         assert isinstance(answer, bool | str)
         assert CONTENT not in str(answer)
 
@@ -281,7 +279,7 @@ def test_a_users_function_answers_about_any_message_or_fails_for_that_one_withou
     function = getattr(filter_functions, name)
     made = MessageFilter.of(CALLABLE, None, f"{filter_functions.__name__}.{name}")
     assert made is not None
-    answer = said_by(lambda: OpenFilter(made.matcher(), DaemonThreads(1, "filter"))._answer(message))
+    answer = said_by(lambda: answer_of(made.matcher(), made.asks_about(message)))
     assert CONTENT not in str(answer)
     if isinstance(answer, bool):
         assert answer == function(copy.deepcopy(message).as_dict())

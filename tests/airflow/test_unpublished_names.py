@@ -212,6 +212,9 @@ def test_a_task_process_that_does_not_say_whether_its_end_was_reported_is_believ
 
 def test_a_callback_in_a_dag_file_that_is_named_otherwise_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_leases, "DAG_FILE_MODULE", "another_prefix_")
+    dag_file = ModuleType("unusual_prefix_1_shop")
+    exec("async def tell(context): ...", vars(dag_file))  # as Airflow makes a module of a DAG file
+    monkeypatch.setitem(sys.modules, dag_file.__name__, dag_file)
     encoded = encode_on_lost(AsyncCallback("unusual_prefix_1_shop.tell"))
     assert encoded == {"path": "unusual_prefix_1_shop.tell", "kwargs": {}}
 

@@ -175,6 +175,7 @@ def keeper_trigger(
     ordered: bool = True,
     tried_before: bool = False,
     handoff_timeout_seconds: float = 600.0,
+    ends_in_worker: bool = False,
 ) -> SqsLeaseKeeperTrigger:
     """The trigger of a keeper that took what the sensor's trigger had published."""
     lease: Mapping[str, Any] = supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
@@ -187,4 +188,5 @@ def keeper_trigger(
         on_lost=on_lost,
         ordered=ordered,
         tried_before=tried_before,
+        ends_in_worker=ends_in_worker,
     )

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from botocore.exceptions import NoRegionError
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, NoRegionError
 
+from sqs_lease.airflow.dag_file import check_type
 from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import translate_client_errors
@@ -75,12 +77,26 @@ class AwsConnection:
             queue: The queue's URL, name or ARN, for :attr:`queue_region`.
 
         Raises:
-            TypeError: ``botocore_config`` holds more than plain values, so it cannot go to the triggerer.
+            TypeError: A parameter has another type, or ``botocore_config`` holds more than plain values, so that it
+                cannot go to the triggerer, or what ``botocore.config.Config`` does not take.
+            ValueError: ``botocore_config`` has a value that ``botocore.config.Config`` refuses.
         """
+        text = (str, type(None))
+        check_type(aws_conn_id, text, name="aws_conn_id", said="the id of an Airflow connection, or None")
+        check_type(region_name, text, name="region_name", said="the name of an AWS region, or None")
+        check_type(verify, (bool, *text), name="verify", said="True, False, the path of a CA bundle, or None")
+        check_type(
+            botocore_config,
+            (Mapping, type(None)),
+            name="botocore_config",
+            said="a mapping with arguments of botocore.config.Config, or None",
+        )
         try:
             config = json.dumps(botocore_config, sort_keys=True) if botocore_config else ""
         except TypeError as error:
             raise TypeError(f"botocore_config must hold plain values, it is sent to the triggerer: {error}") from error
+        if config:
+            _check_botocore_config(config)
         return cls(aws_conn_id, region_name, verify, config, None if region_name else _region_of(queue))
 
     def encode(self) -> dict[str, Any]:
@@ -97,6 +113,18 @@ class AwsConnection:
     def decode(cls, plain: Mapping[str, Any]) -> Self:
         """Build it from what :meth:`encode` returned."""
         return cls(**plain)
+
+
+def _check_botocore_config(config: str) -> None:
+    """Refuse what botocore would refuse when a client is made: in a triggerer, or a worker."""
+    try:
+        Config(**json.loads(config))
+    except TypeError as error:
+        raise TypeError(
+            f"botocore_config has an argument that botocore.config.Config does not take: {error}"
+        ) from error
+    except (ValueError, BotoCoreError) as error:
+        raise ValueError(f"botocore_config is refused by botocore.config.Config: {error}") from error
 
 
 def _region_of(queue: str | None) -> str | None:

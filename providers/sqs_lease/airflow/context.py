@@ -6,16 +6,19 @@ sensor, by Airflow's ``BaseOperator`` and ``BaseSensorOperator``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
+from difflib import get_close_matches
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
 
 from airflow.sdk import DAG, Asset, XComArg
 from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
-from sqs_lease.airflow.dag_file import is_final, refuse_stock_options
+from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
 from sqs_lease.airflow.settlement.dag_work import work_tasks
@@ -48,6 +51,14 @@ _NOT_TO_WAIT: Final = {
 
 While it waited for the keeper of another run, which may work for hours, its messages would be given back.
 """
+
+
+_TASK_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
+
+_OF_LEASE: Final = ("on_failure", "on_lost", "ordered", "handoff_timeout", "event", "keeper_arguments")
+
+_Arguments = ParamSpec("_Arguments")
+_Lease = TypeVar("_Lease")
 
 
 class TaskArguments(TypedDict, total=False):
@@ -134,6 +145,24 @@ class ReceiveArguments(TaskArguments, total=False):
     botocore_config: dict[str, Any] | None
 
 
+def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments, _Lease]:
+    """Refuse other arguments without a name than that of the lease; Python would not say what to write instead."""
+
+    @wraps(lease)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Lease:
+        if len(args) > 1:
+            raise TypeError(
+                f"sqs_lease() takes its name alone without a keyword, not {args[1]!r} behind it: write "
+                f"sqs_lease({args[0]!r}, queue_url=...)"
+            )
+        if not args and "name" not in kwargs:
+            raise TypeError("sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', ...)")
+        return lease(*args, **kwargs)
+
+    return call
+
+
+@_called_by_name
 @contextmanager
 def sqs_lease(
     name: str,
@@ -178,7 +207,7 @@ def sqs_lease(
         on_failure: What becomes of a message whose work failed for good: ``release()`` (the default), ``backoff()``,
             ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``; see
             ``sqs_lease.core.failure_rules``.
-        on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"fail"``,
+        on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"raise"``,
             which fails the run as messages that cannot be settled always do, or an ``AsyncCallback``; see
             :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator`.
         ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
@@ -208,12 +237,17 @@ def sqs_lease(
         RuntimeError: It is used outside a DAG.
     """
     given = cast("dict[str, Any]", arguments)
+    _check_names(name, given, keeper_arguments)
     defaults = default_args_of_open_dag()
     if event is not None:
         given = {**_LOOKING_ONCE, **_of_watcher(name, event, given, defaults), **given}
     elif "queue_url" not in given and "queue_url" not in defaults:
         refuse_stock_options(name, defaults)
-    sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
+    try:
+        sensor = SqsLeaseSensor(task_id=name, handoff_timeout=handoff_timeout, **given)
+    except TypeError as error:
+        _refuse_unknown(name, given, error)
+        raise
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
     dag = sensor.dag
@@ -241,6 +275,38 @@ def sqs_lease(
         handoff_timeout=handoff_timeout,
         **of_keeper,
     ).as_teardown(setups=sensor)
+
+
+def _check_names(name: object, given: Mapping[str, Any], keeper_arguments: object) -> None:
+    if not isinstance(name, str) or not _TASK_ID.fullmatch(name):
+        raise ValueError(
+            f"the name of sqs_lease() must be a task id, of letters, digits, dashes, dots and underscores, not {name!r}"
+        )
+    if "task_id" in given:
+        raise TypeError(f"sqs_lease({name!r}) takes no task_id: its name is the task id of its sensor")
+    if keeper_arguments is None:
+        return
+    if not isinstance(keeper_arguments, Mapping):
+        raise TypeError(
+            f"keeper_arguments of sqs_lease({name!r}) must be a dict such as {{'pool': 'large'}}, not "
+            f"{keeper_arguments!r}"
+        )
+    known = [*ReceiveArguments.__annotations__, *_OF_LEASE, "task_id", "receive_task_id", "work_task_ids"]
+    if of_lease := [one for one in known if one in keeper_arguments and one not in TaskArguments.__annotations__]:
+        raise TypeError(
+            f"keeper_arguments of sqs_lease({name!r}) are those that every task takes, not {', '.join(of_lease)}: give "
+            "these to sqs_lease() itself"
+        )
+
+
+def _refuse_unknown(name: str, given: Mapping[str, Any], error: TypeError) -> None:
+    """Say which argument is unknown, and which was perhaps meant."""
+    known = [*ReceiveArguments.__annotations__, *_OF_LEASE]
+    for unknown in given:
+        if unknown not in known and unknown not in STOCK_OPTIONS and unknown in str(error):
+            close = get_close_matches(unknown, known, 1)
+            meant = f"did you mean {close[0]}?" if close else "SqsLeaseSensor's docstring has all of them"
+            raise TypeError(f"sqs_lease({name!r}) has no argument {unknown}: {meant}") from error
 
 
 def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,8 +367,6 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from airflow.sdk.types import WeightRuleParam
 
     from sqs_lease.airflow.receiving.filters import UnmatchedRule

@@ -8,14 +8,17 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from airflow import sdk
 from airflow.sdk import XComArg, get_parsing_context
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
+
+from sqs_lease.sqs.validation import queue_reference
 
 MIGRATION_PAGE: Final = "docs/migration.md"
 
@@ -77,6 +80,46 @@ def is_final(value: object) -> bool:
         return _TEMPLATE.search(value) is None
     # What Airflow resolves when the task runs. The class of all of these is not public.
     return not hasattr(value, "iter_references")
+
+
+@contextmanager
+def named(subject: str) -> Iterator[None]:
+    """Say in the errors of a block which task or argument they are about."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{subject}: {error}") from error
+
+
+def check_type(value: object, kinds: tuple[type, ...], *, name: str, said: str) -> None:
+    """Refuse an argument of another type; what a template or a task gives is not known yet.
+
+    Args:
+        value: The argument.
+        kinds: The types that it may have.
+        name: What the argument is called.
+        said: What it must be, for people.
+
+    Raises:
+        TypeError: It has another type.
+    """
+    if is_final(value) and not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {said}, not {value!r}")
+
+
+def check_queue(queue_url: object) -> None:
+    """Refuse what names no queue; what a template or a task gives is not known yet.
+
+    Raises:
+        ValueError: It is not a queue name, URL or ARN.
+    """
+    if not is_final(queue_url):
+        return
+    try:
+        queue_reference(cast("str", queue_url))  # that is what it checks
+    except ValueError as error:
+        raise ValueError(f"queue_url must be the queue's URL, name or ARN: {error}") from error
 
 
 def refuse_mapping(task: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow.airflow_api.requests import run_of, triggers_are_supported
+from sqs_lease.airflow.airflow_api.requests import listeners_hear_of_success, run_of, triggers_are_supported
+from sqs_lease.airflow.dag_file import check_type, named
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import settle_locally
 from sqs_lease.airflow.receiving.worker import give_back_handed
@@ -21,6 +22,7 @@ from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease, PayloadErro
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule, release
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 
 if TYPE_CHECKING:
@@ -34,6 +36,45 @@ Measured from the sensor's end to the adoption: 5 s at most on an idle machine, 
 
 KEEPER_PRIORITY: Final = 1000
 """The keeper's default priority weight: with few free slots it is started before the work that it keeps leases for."""
+
+
+def handoff_seconds(handoff_timeout: Duration) -> float:
+    """Return ``handoff_timeout`` in seconds.
+
+    Raises:
+        TypeError: It is not a duration.
+        ValueError: It is longer than SQS hides a message.
+    """
+    return seconds_of(handoff_timeout, name="handoff_timeout", maximum=MAX_VISIBILITY_SECONDS)
+
+
+def _task_ids(work_task_ids: object) -> list[str]:
+    if isinstance(work_task_ids, str) or not isinstance(work_task_ids, Iterable):
+        raise TypeError(f"work_task_ids must be a list of task ids, not {work_task_ids!r}")
+    task_ids = list(work_task_ids)
+    if not task_ids:
+        raise ValueError(
+            "work_task_ids is empty, so the messages would never be settled: name the tasks that work on them"
+        )
+    for task_id in task_ids:
+        if not isinstance(task_id, str) or not task_id:
+            raise TypeError(f"work_task_ids must be a list of task ids, so {task_id!r} cannot be in it")
+    return task_ids
+
+
+def _encoded(on_failure: object) -> dict[str, Any]:
+    """The rule for failed messages as plain values."""
+    if on_failure is None:
+        return encode_failure_rule(release())
+    if isinstance(on_failure, FailureRule):
+        try:
+            return encode_failure_rule(on_failure)
+        except TypeError:
+            pass  # a rule of the author's own: the triggerer would not know it
+    raise TypeError(
+        "on_failure must be release(), release(delay), backoff(), expire(), dead_letter() or by_exception(), each of "
+        f"sqs_lease, not {on_failure!r}"
+    )
 
 
 class SqsLeaseKeeperOperator(BaseOperator):
@@ -61,7 +102,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
             *ending* (``max_lease``, or the service's 12 hours, forbid another extension). Each is logged, and then:
 
             - ``"warn"``, the default: nothing more.
-            - ``"fail"``: this task fails after everything else was settled, and the run with it, if a lease was lost
+            - ``"raise"``: this task fails after everything else was settled, and the run with it, if a lease was lost
               or has lapsed, without a retry. A lease that is ending fails it only if it lapses before its work is
               done.
             - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
@@ -94,14 +135,16 @@ class SqsLeaseKeeperOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(priority_weight=priority_weight, weight_rule=weight_rule, **kwargs)
-        if not work_task_ids:
-            raise ValueError(f"work_task_ids of {self.task_id!r} is empty: the messages would never be settled")
-        self.receive_task_id = receive_task_id
-        self.work_task_ids = list(work_task_ids)
-        self.on_failure = encode_failure_rule(release() if on_failure is None else on_failure)
-        self.on_lost = encode_on_lost(on_lost)
-        self.ordered = ordered
-        self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
+        with named(repr(self.task_id)):
+            if not isinstance(receive_task_id, str) or not receive_task_id:
+                raise TypeError(f"receive_task_id must be the task id of an SqsLeaseSensor, not {receive_task_id!r}")
+            self.receive_task_id = receive_task_id
+            self.work_task_ids = _task_ids(work_task_ids)
+            self.on_failure = _encoded(on_failure)
+            self.on_lost = encode_on_lost(on_lost)
+            check_type(ordered, (bool,), name="ordered", said="True or False")
+            self.ordered = ordered
+            self.handoff_timeout_seconds = handoff_seconds(handoff_timeout)
 
     def execute(self, context: Context) -> None:
         """Take the leases from the sensor's XCom and hand them to the trigger."""
@@ -142,17 +185,20 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 ordered=self.ordered,
                 handoff_timeout_seconds=self.handoff_timeout_seconds,
                 tried_before=task_instance.try_number > 1,
+                ends_in_worker=listeners_hear_of_success(),
             ),
             method_name="execute_complete",
         )
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
-        """Fail, as the trigger says: a task that succeeds is ended by the trigger itself.
+        """Fail, as the trigger says. A task that succeeds gets here only where listeners are to hear of it.
 
         Raises:
-            AirflowFailException: Always. No retry follows, because there is nothing left to keep.
+            AirflowFailException: Something failed. No retry follows, because there is nothing left to keep.
         """
         error = event["error"]
+        if error is None:
+            return
         if "give_back" in event:
             task_instance = context["ti"]
             lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)

@@ -35,7 +35,10 @@ from sqs_lease.airflow.airflow_api.requests import (
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
+    check_queue,
+    check_type,
     is_final,
+    named,
     refuse_late_readers,
     refuse_mapping,
     refuse_stock_options,
@@ -43,7 +46,7 @@ from sqs_lease.airflow.dag_file import (
 )
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.local_run import receive_locally
-from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
+from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator, handoff_seconds
 from sqs_lease.airflow.receiving.collector import ReceiveOptions, ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
 from sqs_lease.airflow.receiving.worker import WorkerLease, give_back_handed
@@ -58,13 +61,12 @@ from sqs_lease.airflow.transfer.payload import (
 from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
-from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.durations import Duration
 from sqs_lease.core.limits import MAX_IN_FLIGHT
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import encode_policy
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
 from sqs_lease.sqs.errors import AccessDeniedError, CredentialsError, SqsError
-from sqs_lease.sqs.validation import queue_reference
 
 TRIGGERER_MARGIN: Final = timedelta(minutes=1)
 """The trigger ends the wait itself; Airflow does so this much later, in case no triggerer runs."""
@@ -182,7 +184,7 @@ class SqsLeaseSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        queue_url: str,
+        queue_url: str = "",
         max_messages: int | str = DEFAULT_MAX_MESSAGES,
         linger: Duration = DEFAULT_LINGER_SECONDS,
         policy: RenewalPolicy | str | None = None,
@@ -209,12 +211,18 @@ class SqsLeaseSensor(BaseSensorOperator):
         self.botocore_config = botocore_config
         self.max_messages = max_messages
         # Without max_messages, which may be a template: see _check_max_messages().
-        lease = LeaseOptions.of(linger=linger, policy=policy, visibility=visibility)
+        with named(repr(self.task_id)):
+            lease = LeaseOptions.of(linger=linger, policy=policy, visibility=visibility)
+            self.handoff_timeout_seconds = handoff_seconds(handoff_timeout)
+            check_type(deferrable, (bool,), name="deferrable", said="True or False")
+            if "://" in self.queue or self.queue.startswith("arn:"):
+                raise ValueError(
+                    f"queue is Airflow's name for a queue of workers, not for {self.queue!r}: say queue_url="
+                )
         self.linger_seconds = lease.linger_seconds
         self.policy = encode_policy(lease.policy)
         if (risk := takeover_risk(with_visibility(lease.policy))) is not None:
             warn_author(f"{self.task_id!r}: {risk}", ShortVisibilityWarning)
-        self.handoff_timeout_seconds = seconds_of(handoff_timeout, name="handoff_timeout")
         self.payload = payload
         self.message_filtering = message_filtering
         # A list: sets cannot be serialised with the DAG.
@@ -225,16 +233,17 @@ class SqsLeaseSensor(BaseSensorOperator):
             raise ValueError(
                 f"unmatched of {self.task_id!r} says what becomes of messages that message_filtering keeps out"
             )
-        self.unmatched = None if unmatched is None else encode_unmatched(check_unmatched(unmatched))
+        with named(repr(self.task_id)):
+            self.unmatched = None if unmatched is None else encode_unmatched(check_unmatched(unmatched))
         self.deferrable = deferrable
         self._holding: WorkerLease | None = None
         self._is_killed = False
         self._check_payload()
         self._check_max_messages()
         self._filter()
-        if is_final(queue_url):
-            queue_reference(queue_url)
-        self._aws_connection()
+        with named(repr(self.task_id)):
+            check_queue(queue_url)
+            self._aws_connection()
 
     def resolve_template_files(self) -> None:
         """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""

@@ -19,6 +19,10 @@ link to the trace of each message's producer: W3C trace context in the message a
 ``tracestate``, or X-Ray's in the system attribute ``AWSTraceHeader``. Attributes are those of OpenTelemetry's semantic
 conventions for messaging, and ``sqs_lease.<outcome>`` with the count of each outcome. Receipt handles and bodies are in
 none of it.
+
+A lease that one process begins and another one ends has one span as well. Nothing of a span can be kept for the next
+holder but plain values, so it is made when the lease ends (:func:`publish_span`): of what was written down when the
+lease was handed on (:func:`trace_of`), with the time of the first receive as its start.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Link, Span
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +139,47 @@ class _OpenTelemetryMeter:
         return self._attributes[queue_url]
 
 
+def traceparent_here() -> str:
+    """Return the current span of this thread or task as W3C trace context; empty if there is none."""
+    carrier: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        _safely(lambda: _inject(carrier))
+    return carrier.get("traceparent", "")
+
+
+async def trace_of(messages: Sequence[Message], received_in: str) -> dict[str, Any]:
+    """Return what :func:`publish_span` needs to know of the receive, as plain values.
+
+    Args:
+        messages: The messages that were received.
+        received_in: The span that received them, see :func:`traceparent_here`.
+    """
+    links = await _beside(lambda: _plain_links(messages)) if "opentelemetry.trace" in sys.modules else None
+    return {"received_in": received_in, "links": links or []}
+
+
+async def publish_span(
+    queue_url: str,
+    trace_of_receive: Mapping[str, Any],
+    *,
+    received_at: float,
+    counts: Mapping[str, int],
+) -> None:
+    """Publish the span of a lease that ends now and was begun by another process.
+
+    It is a child of the span that received the messages, and has a link to the one that is current here.
+
+    Args:
+        queue_url: The queue.
+        trace_of_receive: What :func:`trace_of` returned.
+        received_at: When the first of the messages was received, in seconds since the epoch.
+        counts: ``received``, ``extensions`` and each outcome, such as ``dead_lettered``, with how many messages.
+    """
+    if "opentelemetry.trace" in sys.modules:
+        ends_in = _safely(_current)
+        await _beside(lambda: _publish(queue_url, trace_of_receive, received_at, counts, ends_in))
+
+
 class LeaseSpan:
     """The span of one lease; nothing if the program does not use OpenTelemetry, or no message came.
 
@@ -184,13 +229,13 @@ class LeaseSpan:
         """
         span, self._span = self._span, None
         if span is not None:
-            await _beside(lambda: _finish(span, report, error_type))
+            await _beside(lambda: _finish(span, _counts(report), error_type))
 
     def end_now(self, report: LeaseReport, error_type: str | None) -> None:
         """End the span here, if it has not ended yet: where the event loop died before it could."""
         span, self._span = self._span, None
         if span is not None:
-            _safely(lambda: _finish(span, report, error_type))
+            _safely(lambda: _finish(span, _counts(report), error_type))
 
 
 def _current() -> Context:
@@ -200,25 +245,82 @@ def _current() -> Context:
 
 
 def _started(queue_url: str, messages: Sequence[Message], received_at: float, parent: Context) -> Span:
+    message_id = {"messaging.message.id": messages[0].message_id} if len(messages) == 1 else {}
+    return _span(queue_url, len(messages), message_id, received_at, parent, list(_links(messages)))
+
+
+def _span(
+    queue_url: str,
+    messages: int,
+    attributes: Mapping[str, str],
+    received_at: float,
+    parent: Context | None,
+    links: list[Link],
+) -> Span:
     from opentelemetry import trace
 
-    queue = _name(queue_url)
-    attributes = {
-        **_attributes(queue_url),
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
-        "messaging.batch.message_count": len(messages),
-    }
-    if len(messages) == 1:
-        attributes["messaging.message.id"] = messages[0].message_id
     return trace.get_tracer(NAME).start_span(
-        f"process {queue}",
+        f"process {_name(queue_url)}",
         context=parent,
         kind=trace.SpanKind.CONSUMER,
-        attributes=attributes,
-        links=list(_links(messages)),
+        attributes={
+            **_attributes(queue_url),
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": messages,
+            **attributes,
+        },
+        links=links,
         start_time=int(received_at * 1e9),
     )
+
+
+def _publish(
+    queue_url: str,
+    trace_of_receive: Mapping[str, Any],
+    received_at: float,
+    counts: Mapping[str, int],
+    ends_in: Context | None,
+) -> None:
+    from opentelemetry.trace import Link, get_current_span
+
+    received_in = _of_traceparent(str(trace_of_receive.get("received_in", "")))
+    links = [
+        Link(get_current_span(_of_traceparent(traceparent)).get_span_context(), {"messaging.message.id": message_id})
+        for traceparent, message_id in trace_of_receive.get("links", ())
+    ]
+    here = get_current_span(ends_in).get_span_context()
+    if here.is_valid:
+        links.append(Link(here))
+    is_known = get_current_span(received_in).get_span_context().is_valid
+    span = _span(queue_url, counts.get("received", 0), {}, received_at, received_in if is_known else ends_in, links)
+    if extensions := counts.get("extensions", 0):
+        span.set_attribute(f"{NAME}.extensions", extensions)
+    _finish(span, {outcome: counts.get(_named(outcome), 0) for outcome in Outcome}, None)
+
+
+def _plain_links(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """The spans that sent the messages, as W3C trace context, each with the id of a message."""
+    return [
+        (
+            f"00-{link.context.trace_id:032x}-{link.context.span_id:016x}-{link.context.trace_flags:02x}",
+            str((link.attributes or {})["messaging.message.id"]),
+        )
+        for link in _links(messages)
+    ]
+
+
+def _inject(carrier: dict[str, str]) -> None:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    TraceContextTextMapPropagator().inject(carrier)
+
+
+def _of_traceparent(traceparent: str) -> Context:
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())
 
 
 @dataclass(slots=True)
@@ -251,10 +353,13 @@ def _detach(entered: _Entered) -> None:
         context.attach(outer.before)
 
 
-def _finish(span: Span, report: LeaseReport, error_type: str | None) -> None:
+def _counts(report: LeaseReport) -> dict[Outcome, int]:
+    return {outcome: int(getattr(report, _named(outcome))) for outcome in Outcome}
+
+
+def _finish(span: Span, counts: Mapping[Outcome, int], error_type: str | None) -> None:
     from opentelemetry.trace import Status, StatusCode
 
-    counts = {outcome: int(getattr(report, _named(outcome))) for outcome in Outcome}
     span.set_attributes({f"{NAME}.{_named(outcome)}": count for outcome, count in counts.items() if count})
     trouble = [outcome for outcome in _TROUBLE if counts[outcome]]
     if error_type is not None:
@@ -267,7 +372,7 @@ def _finish(span: Span, report: LeaseReport, error_type: str | None) -> None:
     span.end()
 
 
-def _links(messages: Iterable[Message]) -> Iterable[Any]:
+def _links(messages: Iterable[Message]) -> Iterable[Link]:
     """Links to the spans that sent the messages, each span once."""
     from opentelemetry.trace import Link, get_current_span
 

@@ -86,7 +86,7 @@ def mapped() -> None:
         visibility=SHORT_SECONDS,
         timeout=FOREVER_SECONDS,
         on_failure=RULE,
-        on_lost="fail",
+        on_lost="raise",
     ) as orders:
         check.expand(message=orders)
 
@@ -100,7 +100,7 @@ def whole() -> None:
         max_messages=MESSAGES,
         timeout=FOREVER_SECONDS,
         on_failure=dead_letter(),
-        on_lost="fail",
+        on_lost="raise",
     ) as orders:
         load(orders)
 
@@ -117,7 +117,7 @@ def started() -> None:
         max_messages=MESSAGES,
         visibility=SHORT_SECONDS,
         on_failure=RULE,
-        on_lost="fail",
+        on_lost="raise",
     ) as orders:
         load(orders)
 

@@ -26,6 +26,8 @@ wrong:
     _terminal_state_send_failed         something else
     "unusual_prefix_"                   refuses callbacks and filters of     they fail in the triggerer
                                         DAG files
+    airflow.sdk.listener                a worker ends a keeper where         the triggerer ends it, so such listeners
+                                        listeners hear of its success        do not hear of it
     DagContext                          names options of ``SqsSensor`` in    Airflow says that queue_url is missing
                                         a DAG's ``default_args``
 
@@ -72,6 +74,11 @@ try:
 except ImportError:
     DagContext = None  # type: ignore[assignment,misc]
 
+try:
+    from airflow.sdk.listener import get_listener_manager
+except ImportError:
+    get_listener_manager = None  # type: ignore[assignment]
+
 __all__ = [
     "DAG_FILE_MODULE",
     "RETURN_VALUE_KEY",
@@ -81,6 +88,7 @@ __all__ = [
     "ask",
     "default_args_of_open_dag",
     "end_was_reported",
+    "listeners_hear_of_success",
     "mapped_over",
     "publish",
     "pull",
@@ -132,6 +140,16 @@ def state_key(instance: InstanceKey) -> str:
     """Return by which key a task instance stands in :data:`TaskStates`."""
     task_id, map_index = instance
     return task_id if map_index == UNMAPPED else f"{task_id}_{map_index}"
+
+
+def listeners_hear_of_success() -> bool:
+    """Whether listeners are told when a task succeeds, as that of OpenLineage is; to be called in a worker.
+
+    Airflow tells them in the worker that ends a task, and not when a trigger ends it.
+    """
+    if get_listener_manager is None:
+        return False
+    return bool(get_listener_manager().hook.on_task_instance_success.get_hookimpls())
 
 
 def default_args_of_open_dag() -> Mapping[str, Any]:

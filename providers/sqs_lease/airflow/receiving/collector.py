@@ -171,6 +171,8 @@ class Collector:
         finally:
             # What was received before an error, or before the end, is held or settled like everything else.
             await self._sorted()
+            if self._filter is not None:
+                self._filter.close()
             if self._settling:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
             keeper.drop(aside)

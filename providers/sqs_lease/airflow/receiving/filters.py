@@ -10,34 +10,49 @@
 Unlike the stock sensor, a body that is not JSON does not match and fails no task. Match values may be of any JSON
 type, lists and objects included.
 
-A filter that raises an error leaves open whether the message matches. So the ``unmatched`` rule does not apply, which
-might delete the message: :class:`~sqs_lease.airflow.receiving.collector.Collector` settles it as a failed message.
+Bodies and attributes are compared where the messages are received. JSONPath and functions run in a process of their own
+(:mod:`~sqs_lease.airflow.receiving.matching` says why): one for each receiving task, from its first message until none
+came for a while.
+
+A filter that raises an error, or gives no answer, leaves open whether the message matches. So the ``unmatched`` rule
+does not apply, which might delete the message: :class:`~sqs_lease.airflow.receiving.collector.Collector` settles it as
+a failed message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
+import multiprocessing
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pkgutil import resolve_name
-from typing import Any, Final, Self, TypeAlias
+from dataclasses import astuple, dataclass
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE
 from sqs_lease.airflow.dag_file import is_final
+from sqs_lease.airflow.receiving import matching
+from sqs_lease.airflow.receiving.matching import (
+    ATTRIBUTE,
+    CALLABLE,
+    FUNCTION_REMEDY,
+    JSONPATH,
+    JSONPATH_EXTENDED,
+    LITERAL,
+    Matcher,
+    answer_of,
+    failed,
+    users_function,
+)
 from sqs_lease.core.durations import seconds_of
 from sqs_lease.core.failure_rules import DiscardRule, FailureRule, ReleaseRule
 from sqs_lease.core.messages import Message
 from sqs_lease.core.specs import decode_failure_rule, encode_failure_rule
 from sqs_lease.daemon_threads import DaemonThreads
 
-LITERAL: Final = "literal"
-JSONPATH: Final = "jsonpath"
-JSONPATH_EXTENDED: Final = "jsonpath-ext"
-ATTRIBUTE: Final = "attribute"
-CALLABLE: Final = "callable"
 KINDS: Final = (LITERAL, JSONPATH, JSONPATH_EXTENDED, ATTRIBUTE, CALLABLE)
 
 _CONFIGS: Final[Mapping[str, str]] = {
@@ -50,20 +65,25 @@ _CONFIGS: Final[Mapping[str, str]] = {
 
 _DISCARD: Final = "discard"
 
-FILTER_SECONDS: Final = 600.0
-"""How long a filter may look at the messages of one receive, ten at most, before they count as unusable.
+ANSWER_SECONDS: Final = 60.0
+"""How long a filter may look at one message before that message counts as unusable.
 
-They are held meanwhile. One that waits for ever, for a server that does not answer say, must not hold them for ever.
+The ten messages of a receive are held meanwhile. A function that waits for ever, for a server that does not answer say,
+must not hold them for ever. ``$..name`` takes 7 s on 1 MiB of empty lists on a busy machine.
 """
 
-FILTERS_AT_ONCE: Final = 4
-"""So many receives of one queue are looked at at once, each in a thread of its own."""
+START_SECONDS: Final = 60.0
+"""How long a filter's process may take to begin: a function's module may import much."""
+
+IDLE_SECONDS: Final = 10.0
+"""How long a filter's process waits for another message before it is ended: a sensor may wait for days."""
+
+_GRACE: Final = 1.5
 
 UnmatchedRule: TypeAlias = FailureRule | DiscardRule
 """What becomes of messages that do not match."""
 
-Matcher: TypeAlias = Callable[[Message], bool]
-"""Tells whether a message matches. It runs in threads, and may raise whatever a user's function raises."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,88 +115,186 @@ class MessageFilter:
             TypeError: The match values are not a collection of JSON values.
         """
         if kind is None:
-            if match_values is not None or expression is not None:
-                raise ValueError(f"message_filtering must be one of {', '.join(KINDS)} where its other options are set")
+            options = {"message_filtering_match_values": match_values, "message_filtering_config": expression}
+            if given := [name for name, value in options.items() if value is not None]:
+                raise ValueError(f"message_filtering must be one of {', '.join(KINDS)} where {given[0]} is given")
             return None
         if kind not in KINDS:
             raise ValueError(f"message_filtering must be one of {', '.join(KINDS)}, not {kind!r}")
         if kind == LITERAL and match_values is None:
             raise ValueError("message_filtering='literal' needs message_filtering_match_values")
+        if kind == LITERAL and expression is not None:
+            raise ValueError(
+                "message_filtering='literal' takes no message_filtering_config: the bodies to match are "
+                "message_filtering_match_values"
+            )
         if kind != LITERAL and is_final(expression) and (not isinstance(expression, str) or not expression):
             raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
         if kind == CALLABLE and match_values is not None:
             raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
-        made = cls(kind, _encoded_values(match_values), None if kind == LITERAL else expression)
+        made = cls(kind, _encoded_values(match_values), expression)
+        if kind == CALLABLE and not is_final(expression):
+            raise ValueError(
+                f"message_filtering_config, {expression!r}, is a template: the path of a function must stand in the "
+                "DAG file, so that only who writes DAGs names what runs in the triggerer"
+            )
         if is_final(expression):
             made.matcher()
+        if kind == CALLABLE and _is_of_dag_file(users_function(expression or "")):
+            raise ValueError(f"message_filtering_config, {expression!r}, is defined in a DAG file: {FUNCTION_REMEDY}")
         return made
 
     def matcher(self) -> Matcher:
-        """Make the test for a message. Parsing an expression, or importing a function, takes tens of milliseconds.
+        """Make the test for a message, in this process; see :func:`matching.matcher`.
 
         Raises:
             ValueError: The expression is not JSONPath, or the function cannot be used.
         """
-        values = None if self.match_values is None else json.loads(self.match_values)
-        expression = self.expression or ""
-        if self.kind == LITERAL:
-            bodies = {value for value in values or () if isinstance(value, str)}
-            return lambda message: message.body in bodies
+        return matching.matcher(self.kind, self.match_values, self.expression)
+
+    def asks_about(self, message: Message) -> dict[str, Any]:
+        """Return what the test is given of a message.
+
+        Raises:
+            TypeError: A function is to be given an attribute for which JSON has no value.
+        """
         if self.kind == CALLABLE:
-            function = _function(expression)
-            return lambda message: _true_or_false(function(message.as_dict()))
-        find = _find_attribute(expression) if self.kind == ATTRIBUTE else _find_in_body(self.kind, expression)
-
-        def matches(message: Message) -> bool:
-            found = find(message)
-            return bool(found) if values is None else any(value in values for value in found)
-
-        return matches
+            return message.as_dict()
+        return {"Body": message.body, "MessageAttributes": message.message_attributes}
 
 
 class OpenFilter:
-    """A filter of one queue that looks at messages in threads of its own. Made by :meth:`open`.
+    """A filter that looks at the messages of one receiving task. Made by :meth:`open`, ended by :meth:`close`.
 
-    In threads: a user's function may wait, and going through large bodies takes long enough to make extensions late.
+    Args:
+        made_of: The filter.
     """
 
-    def __init__(self, matches: Matcher, threads: DaemonThreads) -> None:
-        self._matches = matches
-        self._threads = threads
+    def __init__(self, made_of: MessageFilter) -> None:
+        self._made_of = made_of
+        is_comparison = made_of.kind in (LITERAL, ATTRIBUTE)
+        self._matches = made_of.matcher() if is_comparison else None
+        self._threads = DaemonThreads(1, "sqs-lease filter")
+        self._process: _FilterProcess | None = None
+        self._under_way = 0
+        self._idle: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, made_of: MessageFilter) -> Self:
-        """Make the test for a message.
+        """Open it; a function is imported now, because no other process could tell that this one cannot.
 
         Raises:
-            ValueError: See :meth:`MessageFilter.matcher`.
+            ValueError: The function cannot be used here.
         """
-        threads = DaemonThreads(FILTERS_AT_ONCE, "sqs-lease filter")
-        return cls(await threads.run(made_of.matcher), threads)
+        opened = cls(made_of)
+        if made_of.kind == CALLABLE:
+            await opened._in_thread(opened._started)
+        return opened
 
     async def answers(self, messages: Sequence[Message]) -> Sequence[bool | str]:
-        """Look at the messages of one receive, for :data:`FILTER_SECONDS` at most.
+        """Look at the messages of one receive, for :data:`ANSWER_SECONDS` each at most.
 
         Returns:
             For each message whether it matches, or why the filter does not say.
         """
-        try:
-            async with asyncio.timeout(FILTER_SECONDS):
-                return await self._look_at(messages)
-        except TimeoutError:
-            # The thread goes on; what it finds is not waited for.
-            return [f"message_filtering gave no answer within {FILTER_SECONDS:g} s"] * len(messages)
+        if self._matches is not None:
+            return [answer_of(self._matches, self._made_of.asks_about(message)) for message in messages]
+        return await self._in_thread(lambda: [self._answer(message) for message in messages])
 
-    async def _look_at(self, messages: Sequence[Message]) -> Sequence[bool | str]:
-        return await self._threads.run(lambda: [self._answer(message) for message in messages])
+    def close(self) -> None:
+        """End the process, if there is one. Another message would start it again."""
+        process, self._process = self._process, None
+        if process is not None:
+            # In the thread: the end of a process that has much memory takes a while.
+            self._threads.submit(process.end)
+
+    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        self._under_way += 1
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            return await self._threads.run(call)
+        finally:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.close)
+
+    def _started(self) -> _FilterProcess:
+        if self._process is None:
+            self._process = _FilterProcess(self._made_of)
+        return self._process
 
     def _answer(self, message: Message) -> bool | str:
         try:
-            return self._matches(message)
-        except BaseException as error:  # noqa: BLE001 - a user's function: AirflowTaskTimeout, SystemExit, any
-            # Elsewhere it would end the trigger, or the triggerer with all its triggers.
-            # Its type only: the text may quote the body.
-            return f"message_filtering failed on it: {type(error).__name__}"
+            asked = self._made_of.asks_about(message)
+        except TypeError as error:
+            return failed(error)
+        try:
+            process = self._started()
+        except ValueError as error:
+            return f"message_filtering cannot begin: {error}"
+        answer = process.answer(asked)
+        if process.has_ended:
+            self._process = None
+        return answer
+
+
+class _FilterProcess:
+    """A process that answers about messages, see :func:`matching.serve`. All methods block.
+
+    Attributes:
+        has_ended: Whether it answers no more.
+
+    Args:
+        made_of: The filter.
+
+    Raises:
+        ValueError: The filter cannot be made there.
+    """
+
+    def __init__(self, made_of: MessageFilter) -> None:
+        self.has_ended = False
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file of this package
+                # -P: the modules beside that file must not hide others. It finds what this process finds.
+                [sys.executable, "-P", matching.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+            )
+        answer = self._said((*astuple(made_of), START_SECONDS, ANSWER_SECONDS), START_SECONDS)
+        if answer is not True:
+            self.end()
+            raise ValueError(str(answer))
+
+    def answer(self, asked: Mapping[str, Any]) -> bool | str:
+        """Return whether a message matches, or why this process does not say; it may have ended then."""
+        return self._said(asked, ANSWER_SECONDS)
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.has_ended = True
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _said(self, asked: object, seconds: float) -> bool | str:
+        is_late = False
+        try:
+            self._connection.send(asked)
+            # It ends itself before: this is for a function that changed its signals.
+            is_late = not self._connection.poll(seconds * _GRACE)
+            if not is_late:
+                said: bool | str = json.loads(self._connection.recv_bytes())
+                return said
+        except (EOFError, OSError):
+            pass
+        self.end()
+        if is_late or self._process.returncode == -signal.SIGALRM:
+            return f"message_filtering gave no answer within {seconds:g} s"
+        return "message_filtering ended the process that it ran in"
 
 
 def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
@@ -189,95 +307,6 @@ def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
         return json.dumps(values)
     except (TypeError, ValueError) as error:
         raise TypeError(f"message_filtering_match_values must hold JSON values: {error}") from error
-
-
-def _find_in_body(kind: str, expression: str) -> Callable[[Message], list[Any]]:
-    # Imported where it is needed: it takes a while, and few sensors filter.
-    from jsonpath_ng.ext.parser import parse as parse_extended
-    from jsonpath_ng.parser import parse
-
-    try:
-        parsed = parse_extended(expression) if kind == JSONPATH_EXTENDED else parse(expression)
-    except Exception as error:
-        # The library raises bare exceptions besides its own.
-        raise ValueError(f"message_filtering_config is not a JSONPath expression, {expression!r}: {error}") from error
-
-    def find(message: Message) -> list[Any]:
-        try:
-            body = json.loads(message.body)
-        except (ValueError, RecursionError):
-            return []
-        return [match.value for match in parsed.find(body)]
-
-    return find
-
-
-def _find_attribute(name: str) -> Callable[[Message], list[Any]]:
-    def find(message: Message) -> list[Any]:
-        attribute = message.message_attributes.get(name)
-        return [] if attribute is None else [_attribute_value(attribute)]
-
-    return find
-
-
-def _attribute_value(attribute: Mapping[str, Any]) -> str | int | float | None:
-    """The value as JSON has it; None for bytes. Senders may add their own label to a type (``Number.int``)."""
-    text: str | None = attribute.get("StringValue")
-    if text is None or attribute.get("DataType", "").partition(".")[0] != "Number":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-def _function(path: str) -> Callable[[dict[str, Any]], object]:
-    """Import the function of a filter.
-
-    Raises:
-        ValueError: It cannot be imported, is defined in a DAG file, or is not an ordinary function.
-    """
-    remedy = (
-        "give the path of a function (package.module.function) in a module that the triggerer can import too: an "
-        "installed package, or a module in Airflow's plugins folder, but not a DAG file"
-    )
-    try:
-        function: Any = resolve_name(path)
-    except (Exception, SystemExit) as error:
-        # The import runs a module of the user's, which may raise anything. A SystemExit would end the triggerer.
-        kind = type(error).__name__
-        raise ValueError(
-            f"message_filtering_config, {path!r}, cannot be imported ({kind}: {error}): {remedy}"
-        ) from error
-    if (
-        not callable(function)
-        or inspect.isclass(function)
-        or any(map(_returns_no_answer, (function, function.__call__)))
-    ):
-        raise ValueError(f"message_filtering_config, {path!r}, is not an ordinary function: {remedy}")
-    if _is_of_dag_file(function):
-        raise ValueError(f"message_filtering_config, {path!r}, is defined in a DAG file: {remedy}")
-    return function  # type: ignore[no-any-return]
-
-
-def _returns_no_answer(function: Any) -> bool:
-    """Whether a call only makes a coroutine or a generator, which count as true."""
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return any(is_kind(function) for is_kind in kinds)
-
-
-class NotTrueOrFalseError(TypeError):
-    """A filter's function returned something else, such as the None of a function that forgets to return."""
-
-
-def _true_or_false(answer: object) -> bool:
-    if isinstance(answer, bool):
-        return answer
-    if inspect.iscoroutine(answer):
-        answer.close()  # Python would warn that nobody awaited it.
-    raise NotTrueOrFalseError(
-        f"a function for message_filtering must return True or False, not {type(answer).__name__}"
-    )
 
 
 def _is_of_dag_file(function: Any) -> bool:

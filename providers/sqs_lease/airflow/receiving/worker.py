@@ -26,6 +26,7 @@ from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.plain_leases import WrittenBatch
+from sqs_lease.keeper.telemetry import trace_of, traceparent_here
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
@@ -76,6 +77,8 @@ class WorkerLease:
         self.thread = LoopThread(f"sqs-lease {options.queue}")
         self._keeper: Keeper | None = None
         self._given_back = False
+        # In this thread: the task's span is current here.
+        self._received_in = traceparent_here()
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +188,8 @@ class WorkerLease:
     async def _published(self, written: WrittenBatch, messages: Sequence[Message]) -> BatchValue:
         batch, collector = self._received()
         connection = AwsConnection.decode(self.options.connection)
-        handed = HandedLease(batch.queue_url, collector.policy, connection, written, len(messages))
+        trace = await trace_of(messages, self._received_in)
+        handed = HandedLease(batch.queue_url, collector.policy, connection, written, len(messages), trace=trace)
         logger.info("Received %d messages of %s", handed.messages, handed.queue_url)
         self.handed, self.lease, value = await publishable(self.options.payload, handed, messages, self._task)
         warn_if_plain(self.lease)

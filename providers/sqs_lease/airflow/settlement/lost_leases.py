@@ -1,17 +1,18 @@
 """What a user wants to happen when leases are lost, lapse or near their end: as a value, and the callback's calls.
 
 An ``AsyncCallback`` is called in the triggerer, within about a second. Leases that are lost together make one call. It
-is called with its own ``kwargs``, and, as Airflow calls such callbacks, with ``context`` if it takes that (or
-``**kwargs``):
+is called with its own ``kwargs`` and, as Airflow calls such callbacks, with ``context``:
 
     {"dag_id": ..., "run_id": ..., "task_id": ...,        the keeper's task
      "queue_url": ...,
      "lease_event": "lost" | "lapsed" | "ending",
      "message_ids": [...]}
 
-It must be a function, or a notifier with an ``async_notify``, of a module that the triggerer can import, so not
-of the DAG file itself, nor of a module beside it: a triggerer has no DAG bundles. Where it cannot import the module,
-the keeper's log says so at once. What a callback raises is logged, and changes nothing.
+It must be a notifier with an ``async_notify``, or an ``async`` function with a parameter ``context``: what was not
+written as a callback (``os.system``, ``asyncio.create_subprocess_shell``) is neither taken when the DAG is parsed nor
+called by a triggerer, whatever its stored arguments say. The triggerer must be able to import its module, so that is
+not the DAG file itself, nor a module beside it: a triggerer has no DAG bundles. Where it cannot import the module, the
+keeper's log says so at once. What a callback raises is logged, and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, TypeAlias
 
+from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.definitions.callback import AsyncCallback
 
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE, RunOfTask
@@ -33,9 +35,9 @@ from sqs_lease.daemon_threads import DaemonThreads
 logger = logging.getLogger(__name__)
 
 WARN: Final = "warn"
-FAIL: Final = "fail"
+RAISE: Final = "raise"
 
-OnLost: TypeAlias = Literal["warn", "fail"] | AsyncCallback
+OnLost: TypeAlias = Literal["warn", "raise"] | AsyncCallback
 """What happens when a lease is lost, lapses or nears its end."""
 
 GATHERING_SECONDS: Final = 0.5
@@ -51,25 +53,52 @@ def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
     """Return it as plain values, as the trigger takes it.
 
     Raises:
-        ValueError: It is an unknown word.
+        ValueError: It is an unknown word, or the callback cannot be used.
         TypeError: It is not a word or a callback, or the callback's arguments are not plain values.
     """
-    if on_lost in (WARN, FAIL):
-        return str(on_lost)
+    if isinstance(on_lost, str) and on_lost in (WARN, RAISE):
+        return on_lost
     if not isinstance(on_lost, AsyncCallback):
         kind = ValueError if isinstance(on_lost, str) else TypeError
-        raise kind(f"on_lost must be 'warn', 'fail' or an AsyncCallback of airflow.sdk, not {on_lost!r}")
+        raise kind(f"on_lost must be 'warn', 'raise' or an AsyncCallback of airflow.sdk, not {on_lost!r}")
     if on_lost.path.startswith(DAG_FILE_MODULE):
         raise ValueError(f"the callback of on_lost, {on_lost.path}, is defined in a DAG file: move it to a module")
     try:
         json.dumps(on_lost.kwargs)
     except TypeError as error:
         raise TypeError(f"the kwargs of on_lost's callback must be plain values (JSON): {error}") from error
+    _imported(on_lost.path)
     return {"path": on_lost.path, "kwargs": dict(on_lost.kwargs)}
 
 
+def _imported(path: str) -> Callable[..., Any]:
+    """Import a callback, wherever its path comes from.
+
+    Raises:
+        ValueError: It cannot be imported, or was not written as a callback.
+    """
+    try:
+        function: Any = resolve_name(path)
+    except (Exception, SystemExit) as error:
+        # The import runs a module of the user's, which may raise anything.
+        raise ValueError(
+            f"the callback of on_lost, {path}, cannot be imported ({type(error).__name__}: {error}): install its "
+            "module as a package, or put it into Airflow's plugins folder"
+        ) from error
+    is_notifier = inspect.isclass(function) and issubclass(function, BaseNotifier)
+    if is_notifier or (inspect.iscoroutinefunction(function) and _CONTEXT in inspect.signature(function).parameters):
+        return function  # type: ignore[no-any-return]
+    raise ValueError(
+        f"the callback of on_lost, {path}, is neither a notifier nor an async function with a parameter {_CONTEXT!r}: "
+        f"write async def {path.rpartition('.')[2]}({_CONTEXT}, ...)"
+    )
+
+
+_CONTEXT: Final = "context"
+
+
 class LostLeases:
-    """Calls the callback.
+    """Calls the callback. Whether this triggerer can import it is said at once, not only when a lease is lost.
 
     Args:
         callback: What :func:`encode_on_lost` returned for it.
@@ -83,10 +112,7 @@ class LostLeases:
         self._queue_url = queue_url
         self._gathered: dict[str, list[str]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-
-    def begin(self) -> None:
-        """Say now whether this triggerer cannot import the callback, and not only when a lease is lost."""
-        self._start(self._import(self._callback["path"]))
+        self._function = asyncio.get_running_loop().create_task(self._import())
 
     def happened(self, event: LeaseEvent) -> None:
         """Take in what happened to one of the leases."""
@@ -109,21 +135,16 @@ class LostLeases:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _import(self, path: str) -> None:
+    async def _import(self) -> Callable[..., Any] | None:
         try:
             # In a thread, because the import runs a module of the user's.
-            await DaemonThreads(1, "sqs-lease on_lost").run(resolve_name, path)
-        except Exception as error:  # noqa: BLE001 - a module may raise anything
-            logger.warning(
-                "The on_lost callback %s cannot be imported in this triggerer (%s: %s), so it will not be called: "
-                "install its module as a package, or put it into Airflow's plugins folder",
-                path,
-                type(error).__name__,
-                error,
-            )
+            return await DaemonThreads(1, "sqs-lease on_lost").run(_imported, self._callback["path"])
+        except ValueError as error:
+            logger.warning("In this triggerer the on_lost callback will not be called: %s", error)
+            return None
 
     async def _call(self, kind: str) -> None:
-        callback = self._callback
+        path = self._callback["path"]
         await asyncio.sleep(GATHERING_SECONDS)
         context = {
             "dag_id": self._task.dag_id,
@@ -133,19 +154,12 @@ class LostLeases:
             "lease_event": kind,
             "message_ids": self._gathered.pop(kind),
         }
+        if (function := await self._function) is None:
+            return
         try:
-            function = resolve_name(callback["path"])
-            arguments = dict(callback["kwargs"])
-            if _takes_context(function):
-                arguments["context"] = context
             async with asyncio.timeout(CALLBACK_SECONDS):
-                await function(**arguments)
+                await function(**self._callback["kwargs"], **{_CONTEXT: context})
         except TimeoutError:
-            logger.warning("The on_lost callback %s was ended after %g s", callback["path"], CALLBACK_SECONDS)
+            logger.warning("The on_lost callback %s was ended after %g s", path, CALLBACK_SECONDS)
         except Exception:
-            logger.exception("The on_lost callback %s failed", callback["path"])
-
-
-def _takes_context(function: Any) -> bool:
-    parameters = inspect.signature(function).parameters
-    return "context" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+            logger.exception("The on_lost callback %s failed", path)

@@ -27,7 +27,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, pull
-from sqs_lease.airflow.settlement.lost_leases import FAIL
+from sqs_lease.airflow.settlement.lost_leases import RAISE
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import OUTCOME_LETTERS, Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.messages import Lease, Receipt
@@ -397,7 +397,7 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
     """Return why the keeper of a batch whose leases have all ended fails, for people; None if it does not.
 
     Messages that could not be settled always fail it: their work may be done, and they come back to the queue all the
-    same. Leases that were lost or have lapsed fail it with ``on_lost="fail"``. So do deletes after a lapse
+    same. Leases that were lost or have lapsed fail it with ``on_lost="raise"``. So do deletes after a lapse
     (``uncertain``): SQS confirms such a delete also where another consumer received the message since, and then it is
     not gone.
 
@@ -416,7 +416,7 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
             "connection may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it "
             "has a dead-letter queue to which the connection may sqs:SendMessage"
         )
-    if on_lost == FAIL and (report["lost"] or report["late"] or report["uncertain"]):
+    if on_lost == RAISE and (report["lost"] or report["late"] or report["uncertain"]):
         reasons.append(
             f"{report['lost']} leases of {queue_url} were lost and {report['late']} lapsed, and {report['uncertain']} "
             "messages were deleted only after their lease had lapsed. This fails the task, as on_lost says: other "

@@ -6,7 +6,8 @@ names a queue, a connection, a file or a message is within the seal (Airflow's F
 each sealed by itself, because nothing else runs while one is encoded:
 
 - the *head*: the task of the run that it was made for, the batch, the queue, the policy, the connection, when the
-  leases were written and how many there are, and where messages and leases are stored if they are (``payload.py``);
+  leases were written and how many there are, where messages and leases are stored if they are (``payload.py``), and
+  in which trace they were received;
 - a line for each thousand leases, with the batch and the place of its first lease. Of a stored batch these lines are in
   a file instead.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -65,6 +66,7 @@ class HandedLease:
         messages: How many leases there are.
         manifest_uri: Where the messages are stored; None where they are in XCom.
         leases_uri: Where the leases are stored; None where they are in XCom.
+        trace: What the span of the lease needs, see :func:`~sqs_lease.keeper.telemetry.trace_of`.
     """
 
     queue_url: str
@@ -74,6 +76,7 @@ class HandedLease:
     messages: int
     manifest_uri: str | None = None
     leases_uri: str | None = None
+    trace: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def batch_id(self) -> str:
@@ -97,6 +100,7 @@ class HandedLease:
             "messages": self.messages,
             "manifest_uri": self.manifest_uri,
             "leases_uri": self.leases_uri,
+            "trace": self.trace,
         }
         lines = [seal(msgspec.json.encode(head).decode())]
         if self.leases_uri is None:
@@ -142,6 +146,7 @@ class HandedLease:
             head.messages,
             head.manifest_uri,
             head.leases_uri,
+            head.trace,
         )
 
     def with_leases(self, sealed: str, receiving: RunOfTask) -> HandedLease:
@@ -179,6 +184,7 @@ class _Head(msgspec.Struct):
     messages: int
     manifest_uri: str | None
     leases_uri: str | None
+    trace: dict[str, Any]
 
 
 _HEAD: Final = msgspec.json.Decoder(_Head)

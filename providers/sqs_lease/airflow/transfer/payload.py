@@ -243,7 +243,7 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
     """
     if isinstance(messages, Mapping):
         return [message.as_dict() for message in _stored_messages(messages)]
-    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+    if isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages):
         return [dict(message) for message in messages]
     raise TypeError(f"read_messages() takes the value of a lease (sqs_lease(...) as value), not {type(messages)}")
 

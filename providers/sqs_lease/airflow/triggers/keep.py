@@ -4,7 +4,8 @@ It always begins in the same way (:mod:`sqs_lease.airflow.transfer.handover`): i
 less what the progress note says was settled, and with the deadlines that are known since. The next extension is made
 when the policy says so. How it ends:
 
-- Everything was settled (or lost): it publishes the report and ends its task as successful.
+- Everything was settled (or lost): it publishes the report and ends its task as successful; or a worker does, where
+  listeners such as OpenLineage's hear of successes, because Airflow tells them in workers only.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
   without a retry (:func:`~sqs_lease.airflow.settlement.progress.why_it_fails`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
@@ -65,6 +66,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once, end_of
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
+from sqs_lease.keeper.telemetry import publish_span
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         handoff_timeout_seconds: How long the messages stay invisible for a keeper that was cleared and starts again,
             or for another triggerer.
         tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
+        ends_in_worker: Whether a worker is to end the task when it succeeds, too.
     """
 
     @raises_type_errors_only()
@@ -129,6 +132,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         on_lost: str | dict[str, Any] = WARN,
         ordered: bool = True,
         tried_before: bool = False,
+        ends_in_worker: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lease = lease
@@ -139,12 +143,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.on_lost = on_lost
         self.ordered = ordered
         self.tried_before = tried_before
+        self.ends_in_worker = ends_in_worker
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
+        self._received_at = 0.0  # the first message, in seconds since the epoch
         self._extended_at = 0.0  # when all messages were extended for want of an answer, in seconds since the epoch
         self._lease_log = LeaseLog("its queue")
         self._log_context = contextvars.copy_context()
@@ -162,6 +168,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 "on_lost": self.on_lost,
                 "ordered": self.ordered,
                 "tried_before": self.tried_before,
+                "ends_in_worker": self.ends_in_worker,
             },
         )
 
@@ -186,11 +193,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
         self._shared_keeper = await keepers.acquire(handed.connection)
         self._settler = settler = await self._adopt(task, handed, keepers, self._shared_keeper, signals)
+        self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Leases held twice are twice as much for the garbage collector, with many keepers.
         del handed
-        if self._losses is not None:
-            self._losses.begin()
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
         with keepers.poller.watch(
@@ -217,15 +223,18 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
+        in_worker = problem is not None or self.ends_in_worker
+        if in_worker:
             # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+        await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
         # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
         # worker ends it by an exception that no retry follows.
-        if problem is None:
-            yield TaskSuccessEvent()
-        else:
+        if in_worker:
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
+        else:
+            yield TaskSuccessEvent()
 
     async def _settled_before_it_was_cleared(
         self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers, handed: HandedLease
@@ -259,8 +268,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release what is held: no keeper follows."""
         await batch.release_all()
+        if self._settler is not None:
+            await self._publish_span(handed, self._settler)
         batch.forget()
         await remove_files(handed)
+
+    async def _publish_span(self, handed: HandedLease, settler: Settler) -> None:
+        """Publish the span of the lease, which the sensor began."""
+        await publish_span(handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.counts())
 
     async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
         receiving = self._receiving(task)

@@ -57,6 +57,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import WrittenBatch
+from sqs_lease.keeper.telemetry import trace_of, traceparent_here
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 
@@ -193,7 +194,14 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         contents: dict[Receipt, Message] = {message.receipt: message for message in batch.messages()}
         written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, keepers.clock)
         messages = [contents[lease.receipt] for lease in written.leases]
-        handed = HandedLease(batch.queue_url, collector.policy, shared_keeper.connection, written, len(messages))
+        handed = HandedLease(
+            batch.queue_url,
+            collector.policy,
+            shared_keeper.connection,
+            written,
+            len(messages),
+            trace=await trace_of(messages, traceparent_here()),
+        )
         try:
             logger.info("Received %d messages of %s", len(messages), handed.queue_url)
             await self._publish(task, handed, messages)

@@ -26,7 +26,7 @@ from airflow.sdk import Asset
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
-from sqs_lease.airflow.dag_file import refuse_sensor_options
+from sqs_lease.airflow.dag_file import check_queue, refuse_sensor_options
 from sqs_lease.airflow.metrics import PollAge
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
@@ -34,7 +34,6 @@ from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
-from sqs_lease.sqs.validation import queue_reference
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +88,11 @@ class SqsLeaseTrigger(BaseEventTrigger):
         TypeError: A value cannot be sent to the triggerer, or an option says how messages are received.
     """
 
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Refuse options of the sensor; Python would not say where they belong."""
+    def __new__(cls, *queue_url: Any, **options: Any) -> Self:
+        """Refuse options of the sensor, and no queue at all; Python would not say what to write instead."""
         refuse_sensor_options(cls.__name__, options)
+        if not queue_url and "queue_url" not in options:
+            raise TypeError(f"{cls.__name__} needs queue_url, the queue's URL, name or ARN: {cls.__name__}('orders')")
         return super().__new__(cls)
 
     # A DAG file gives no text as botocore_config, so its author sees each error as it is.
@@ -109,7 +110,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         botocore_config: Mapping[str, Any] | str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        queue_reference(queue_url)
+        check_queue(queue_url)
         self.queue_url = queue_url
         self.poll_seconds = seconds_of(poll_interval, name="poll_interval", minimum=1)
         self.shortest_pause_seconds = seconds_of(shortest_pause, name="shortest_pause", minimum=1)
@@ -117,8 +118,8 @@ class SqsLeaseTrigger(BaseEventTrigger):
             longest_pause, name="longest_pause", minimum=self.shortest_pause_seconds
         )
         given = json.loads(botocore_config or "{}") if isinstance(botocore_config, str) else botocore_config
+        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, given, queue=queue_url)
         self.botocore_config: dict[str, Any] | None = dict(given) if given else None
-        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, self.botocore_config, queue=queue_url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""

@@ -240,7 +240,7 @@ def lost() -> None:
         Event().wait(8)
 
     arguments: dict[str, Any] = {**COMMON, "visibility": 8}
-    with sqs_lease("orders", queue_url="lost", policy="never", on_lost="fail", **arguments) as orders:
+    with sqs_lease("orders", queue_url="lost", policy="never", on_lost="raise", **arguments) as orders:
         load(orders)
     notice = AsyncCallback("lost_notice.leave", {"path": os.environ.get("LOST_NOTICE", "")})
     with sqs_lease("told", queue_url="lost_told", policy="never", on_lost=notice, **arguments) as told:

@@ -224,4 +224,4 @@ def test_an_on_lost_callback_that_only_the_triggerer_cannot_import_is_told_and_s
     here = story.scene
     assert here.outcomes(BESIDE) == here.expected_outcomes(BESIDE)
     assert here.received_by_others(BESIDE) == ["bad beside"]
-    assert here.stage.log_lines(KEEPER, "beside_dag_files.notice cannot be imported", dag_id=BESIDE) != []
+    assert here.stage.log_lines(KEEPER, "beside_dag_files.notice, cannot be imported", dag_id=BESIDE) != []
