@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
 from sqs_lease.airflow.settlement.dag_work import work_tasks
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
@@ -85,32 +86,23 @@ def test_what_a_sender_wrote_is_not_rendered_as_a_template(
     assert (run.trigger_dag_id, run.trigger_run_id) == ("book_invoice", "message-5fea7756")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "dag_id", "task_id", "receives"),
-    [
-        ("deferrable_jobs", "videos_on_batch", "transcode", "videos"),
-        ("one_queue_to_many_dags", "documents_to_dags", "run", "documents"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("ended", "left"),
-    [
-        ("success", {}),
-        ("failed", {"a": MessageState.VISIBLE}),
-        # As `skip_when_already_exists` would end it, or a run that is marked: nothing was done on this message.
-        ("skipped", {"a": MessageState.VISIBLE}),
-        ("removed", {"a": MessageState.VISIBLE}),
-        ("upstream_failed", {"a": MessageState.VISIBLE}),
-        ("up_for_retry", {"a": MessageState.IN_FLIGHT}),
-        ("restarting", {"a": MessageState.IN_FLIGHT}),
-        ("scheduled", {"a": MessageState.IN_FLIGHT}),
-    ],
-)
-def test_messages_are_held_while_what_waits_for_their_work_is_deferred(
-    supervisor: ScriptedComms, recipe: str, dag_id: str, task_id: str, receives: str, ended: str, left: Any
+DEFERRED = [
+    ("deferrable_jobs", "videos_on_batch", "transcode", "videos"),
+    ("one_queue_to_many_dags", "documents_to_dags", "run", "documents"),
+]
+"""The recipes whose work is deferred: their DAGs, the tasks that work, and those that receive."""
+
+
+def deferred_work(recipe: str, dag_id: str, task_id: str, receives: str) -> WorkTask:
+    (work,) = work_tasks(run_recipe(recipe)[dag_id](), [task_id], receives, f"{receives}_keeper")
+    return work
+
+
+@pytest.mark.parametrize(("recipe", "dag_id", "task_id", "receives"), DEFERRED)
+def test_messages_are_held_while_their_work_is_deferred(
+    supervisor: ScriptedComms, recipe: str, dag_id: str, task_id: str, receives: str
 ) -> None:
-    made = run_recipe(recipe)[dag_id]()
-    (work,) = work_tasks(made, [task_id], receives, f"{receives}_keeper")
+    work = deferred_work(recipe, dag_id, task_id, receives)
     assert (work.mapped, work.per_message, work.chained) == (True, True, False)
     world = LeasedMessages(supervisor)
     instances = [f"{task_id}_{index}" for index in range(3)]
@@ -121,10 +113,42 @@ def test_messages_are_held_while_what_waits_for_their_work_is_deferred(
         world.states.update(dict.fromkeys(instances, "deferred"))
         await asyncio.sleep(10 * 3600)
         assert world.message_states() == ALL_HELD
+        world.states.update(dict.fromkeys(instances, "success"))
+        await keeping.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(("recipe", "dag_id", "task_id", "receives"), DEFERRED)
+@pytest.mark.parametrize(
+    ("ended", "left"),
+    [
+        ("success", {}),
+        ("failed", {"a": MessageState.VISIBLE}),
+        # As `skip_when_already_exists` ends it, or a run that is marked: nothing was done on this message.
+        ("skipped", {"a": MessageState.VISIBLE}),
+        ("removed", {"a": MessageState.VISIBLE}),
+        ("upstream_failed", {"a": MessageState.VISIBLE}),
+        ("up_for_retry", {"a": MessageState.IN_FLIGHT}),
+        ("restarting", {"a": MessageState.IN_FLIGHT}),
+        ("scheduled", {"a": MessageState.IN_FLIGHT}),
+    ],
+)
+def test_each_message_is_settled_by_the_end_of_its_own_deferred_work(
+    supervisor: ScriptedComms, recipe: str, dag_id: str, task_id: str, receives: str, ended: str, left: Any
+) -> None:
+    work = deferred_work(recipe, dag_id, task_id, receives)
+    world = LeasedMessages(supervisor)
+    instances = [f"{task_id}_{index}" for index in range(3)]
+
+    async def scenario() -> None:
+        keeping = await world.receive_and_keep(work)
+        del world.states["load"]
         world.states.update(zip(instances, (ended, "deferred", "success"), strict=True))
         await asyncio.sleep(60)
         assert world.message_states() == {"b": MessageState.IN_FLIGHT, **left}
-        world.states.update(dict.fromkeys((instances[0], instances[1]), "success"))
+        world.states.update(dict.fromkeys(instances[:2], "success"))
         await keeping.ended()
 
     world.run(scenario)

@@ -75,6 +75,11 @@ def alone(name: str) -> Iterator[None]:
             print("ended", time(), file=log, flush=True)
 
 
+def may_go(name: str) -> bool:
+    """Whether the test lets the work on a message end."""
+    return (Path(os.environ["WORK"]) / f"{name}.go").exists()
+
+
 @dag(schedule=None, max_active_runs=100)
 def real_work() -> None:
     @task(retries=1, retry_delay=timedelta(seconds=1))
@@ -84,13 +89,12 @@ def real_work() -> None:
             match order["does"]:
                 case "fail":
                     raise AirflowFailException("as it was told")
-                case "fail at first" if ti.try_number == 1:
+                case "fail before it may go" if not may_go(order["name"]):
                     raise AirflowFailException("as it was told")
                 case "retry" if ti.try_number == 1:
                     raise RuntimeError("as it was told")
                 case "wait":
-                    go = Path(os.environ["WORK"]) / f"{order['name']}.go"
-                    while not go.exists():
+                    while not may_go(order["name"]):
                         Event().wait(0.2)
                 case "keep text":
                     (Path(os.environ["WORK"]) / f"{order['name']}.text").write_text(order["text"])
