@@ -38,6 +38,9 @@ RECIPE = ROOT / "dags" / "recipes" / "one_queue_to_many_dags.py"
 DEADLINE_SECONDS = 1200.0
 """For each of the scenes; on an idle machine each takes a minute or two."""
 
+LATE_DOCUMENTS = 3
+"""How many documents arrive when all others are settled."""
+
 TEMPLATE = "{{ 6 * 7 }} {{ var.value.secret }} {% for one in (1, 2) %}"
 LARGE = "x" * 200_000
 
@@ -287,6 +290,13 @@ class Scene:
         self.wait_until(
             lambda: self.stage.left("dead") == 2 and self.stage.left("documents") == 0, "settling documents"
         )
+        # By now its processes are warm, and the queue that the watcher counts is known to it.
+        for number in range(LATE_DOCUMENTS):
+            self.send("documents", [{"name": f"late {number}", "kind": "refund", "amount": 1}])
+        self.wait_until(
+            lambda: list(self.api.run_states("pay_refund").values()).count("success") == 1 + LATE_DOCUMENTS, "paying"
+        )
+        self.wait_until(lambda: self.stage.left("documents") == 0, "settling documents")
 
 
 @pytest.fixture(scope="module")
@@ -380,15 +390,15 @@ def test_there_is_one_run_for_each_message(scene: Scene) -> None:
 def test_the_recipe_starts_a_run_of_the_dag_that_the_content_names(scene: Scene) -> None:
     states = {dag_id: scene.api.run_states(dag_id) for dag_id in ("book_invoice", "pay_refund")}
     assert sorted(states["book_invoice"].values()) == ["failed", "success"]
-    assert list(states["pay_refund"].values()) == ["success"]
+    assert list(states["pay_refund"].values()) == ["success"] * (1 + LATE_DOCUMENTS)
     answer = scene.stage.sqs.receive_message(QueueUrl=scene.stage.queue_urls["dead"], MaxNumberOfMessages=10)
     assert sorted(json.loads(message["Body"])["name"] for message in answer["Messages"]) == ["c", "d"]
 
 
 def _waits_of_documents(scene: Scene) -> list[float]:
-    """How long each document waited for its run to start."""
-    started = [times[0] for dag_id in ("book_invoice", "pay_refund") for times in scene.api.run_times(dag_id).values()]
-    return [at - scene.sent_at["a"] for at in started if at is not None]
+    """How long each of the late documents waited for its run to start."""
+    started = sorted(at for at, _ in scene.api.run_times("pay_refund").values() if at is not None)
+    return [at - scene.sent_at["late 0"] for at in started[-LATE_DOCUMENTS:]]
 
 
 def _waits_to_start(scene: Scene) -> list[float]:
