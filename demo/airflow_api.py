@@ -143,6 +143,17 @@ class AirflowApi:
         answer = self._get(f"/dags/{dag_id}/dagRuns", {"limit": 100})
         return {run["dag_run_id"]: run["state"] for run in answer["dag_runs"]}
 
+    def run_times(self, dag_id: str) -> dict[str, tuple[float | None, float | None]]:
+        """When the runs of a DAG (at most 100) started and ended, by their ids, in seconds since the epoch."""
+        answer = self._get(f"/dags/{dag_id}/dagRuns", {"limit": 100})
+        return {
+            run["dag_run_id"]: (
+                _seconds(run["start_date"]) if run["start_date"] else None,
+                _seconds(run["end_date"]) if run["end_date"] else None,
+            )
+            for run in answer["dag_runs"]
+        }
+
     def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
         """The task instances of a run, mapped ones each for itself, at most 1000."""
         parameters = {"limit": 1000}
@@ -192,20 +203,20 @@ class AirflowApi:
         events = self._get("/assets/events", {"limit": 100, "name_pattern": name})["asset_events"]
         return sum(event["name"] == name for event in events)
 
-    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """Set the state of a task of a run, as a user does: "success", "failed" or "skipped"."""
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int | None = None) -> None:
+        """Set the state of a task of a run, or of one instance, as a user does: "success", "failed" or "skipped"."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-        self._request("PATCH", path, json={"new_state": state})
+        self._request("PATCH", path if map_index is None else f"{path}/{map_index}", json={"new_state": state})
 
-    def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
-        """Clear a task of a run, whatever its state, so that it starts again; no other task is cleared."""
+    def clear_task(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
+        """Clear a task of a run, or one instance, whatever its state, so that it starts again; no other is cleared."""
         self._request(
             "POST",
             f"/dags/{dag_id}/clearTaskInstances",
             json={
                 "dry_run": False,
                 "dag_run_id": run_id,
-                "task_ids": [task_id],
+                "task_ids": [task_id if map_index is None else [task_id, map_index]],
                 "only_failed": False,
                 "reset_dag_runs": True,
             },
@@ -218,6 +229,10 @@ class AirflowApi:
     def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
         """Set the state of a run, as a user does: "success" or "failed"."""
         self._request("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", json={"state": state})
+
+    def delete_run(self, dag_id: str, run_id: str) -> None:
+        """Delete a run, which Airflow refuses while it is running."""
+        self._request("DELETE", f"/dags/{dag_id}/dagRuns/{run_id}")
 
     def delete_dag(self, dag_id: str) -> None:
         """Delete a DAG with all of its runs; Airflow finds it again while its file is there."""

@@ -6,20 +6,22 @@ tests/processes/airflow/test_recipes.py runs the others by `dag.test()`.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
-from sqs_lease.airflow import SqsLeaseTrigger
 from sqs_lease.airflow.settlement.dag_work import work_tasks
+from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.watch import watchers_of
-from sqs_lease.testing import AuditKind, MessageState
+from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.watched_queue import EventRuns, WatchedQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "dags" / "recipes").glob("*.py"), key=lambda path: path.name)
@@ -42,46 +44,111 @@ def test_the_page_shows_nothing_else() -> None:
     assert len(BLOCKS) == len(RECIPES)
 
 
-def test_one_run_per_message_takes_them_one_after_the_other(watched: WatchedQueue) -> None:
-    names = run_recipe("one_run_per_message")
-    made = names["report_of_one_message"]()
-    assert made.max_active_runs == 1
-    sensor = made.task_dict["report"]
-    assert (sensor.max_messages, sensor.queue_url) == (1, "reports-one-by-one")
-    (trigger,) = watchers_of(names["arriving_report"])
-
-    async def scenario() -> None:
-        # The same trigger on this test's queue.
-        watcher = watched.triggerer().watch(SqsLeaseTrigger(**{**trigger.serialize()[1], "queue_url": "orders"}))
-        runs = EventRuns(watched, watcher, max_active_runs=1, max_messages=1, work_seconds=60)
-        watched.send("a", "b", "c")
-        await asyncio.sleep(100)
-        assert watched.count(AuditKind.RECEIVED) == 2
-        await asyncio.sleep(150)
-        assert runs.taken == [1, 1, 1]
-        await runs.close()
-        await watcher.cancel()
-
-    watched.run(scenario)
+@pytest.fixture
+def documents() -> dict[str, Any]:
+    """The names of the recipe whose messages start runs of other DAGs."""
+    return run_recipe("one_queue_to_many_dags")
 
 
-@pytest.mark.parametrize(("ended", "left"), [("success", {}), ("failed", MessageState.VISIBLE)])
-def test_messages_are_held_while_their_jobs_are_deferred(supervisor: ScriptedComms, ended: str, left: Any) -> None:
-    videos = run_recipe("deferrable_jobs")["videos_on_batch"]()
-    (work,) = work_tasks(videos, ["transcode"], "videos", "videos_keeper")
-    assert (work.mapped, work.per_message) == (True, True)
+def test_documents_start_the_run_that_receives_them(documents: dict[str, Any]) -> None:
+    (trigger,) = watchers_of(documents["arriving_documents"])
+    sensor = documents["documents_to_dags"]().task_dict["documents"]
+    assert sensor.queue_url == trigger.serialize()[1]["queue_url"] == "documents"
+
+
+def test_a_message_that_comes_again_names_the_same_run(documents: dict[str, Any]) -> None:
+    message = {"MessageId": "5fea7756", "Body": '{"kind": "refund", "amount": 7}'}
+    first = documents["run_of"]({**message, "ReceiptHandle": "a", "Attributes": {"ApproximateReceiveCount": "1"}})
+    again = documents["run_of"]({**message, "ReceiptHandle": "b", "Attributes": {"ApproximateReceiveCount": "2"}})
+    assert first == again
+    assert (first["trigger_dag_id"], first["trigger_run_id"]) == ("pay_refund", "message-5fea7756")
+    other = documents["run_of"]({**message, "MessageId": "0ea9e9d2"})
+    assert other["trigger_run_id"] != first["trigger_run_id"]
+
+
+def test_a_sender_cannot_start_any_dag(documents: dict[str, Any]) -> None:
+    with pytest.raises(KeyError):
+        documents["run_of"]({"MessageId": "5fea7756", "Body": '{"kind": "documents_to_dags"}'})
+
+
+def test_what_a_sender_wrote_is_not_rendered_as_a_template(
+    documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "{{ 6 * 7 }} {{ conn.orders.password }} {% for one in (1, 2) %}"
+    message = {"MessageId": "5fea7756", "Body": json.dumps({"kind": "invoice", "amount": text, text: [text]})}
+    monkeypatch.setattr(PlainXComArg, "resolve", lambda *_: [message])
+    made = documents["documents_to_dags"]()
+    instance = SimpleNamespace(map_index=0)
+    context: Any = {"ti": instance, "dag": made, "dag_run": SimpleNamespace(conf={}), "params": {}}
+    made.task_dict["run"].render_template_fields(context)
+    run = context["task"]
+    assert run.conf == {"document": json.loads(message["Body"])}
+    assert (run.trigger_dag_id, run.trigger_run_id) == ("book_invoice", "message-5fea7756")
+
+
+DEFERRED = [
+    ("deferrable_jobs", "videos_on_batch", "transcode", "videos"),
+    ("one_queue_to_many_dags", "documents_to_dags", "run", "documents"),
+]
+"""The recipes whose work is deferred: their DAGs, the tasks that work, and those that receive."""
+
+
+def deferred_work(recipe: str, dag_id: str, task_id: str, receives: str) -> WorkTask:
+    (work,) = work_tasks(run_recipe(recipe)[dag_id](), [task_id], receives, f"{receives}_keeper")
+    return work
+
+
+@pytest.mark.parametrize(("recipe", "dag_id", "task_id", "receives"), DEFERRED)
+def test_messages_are_held_while_their_work_is_deferred(
+    supervisor: ScriptedComms, recipe: str, dag_id: str, task_id: str, receives: str
+) -> None:
+    work = deferred_work(recipe, dag_id, task_id, receives)
+    assert (work.mapped, work.per_message, work.chained) == (True, True, False)
     world = LeasedMessages(supervisor)
+    instances = [f"{task_id}_{index}" for index in range(3)]
 
     async def scenario() -> None:
         keeping = await world.receive_and_keep(work)
         del world.states["load"]
-        world.states.update(dict.fromkeys(("transcode_0", "transcode_1", "transcode_2"), "deferred"))
+        world.states.update(dict.fromkeys(instances, "deferred"))
         await asyncio.sleep(10 * 3600)
         assert world.message_states() == ALL_HELD
-        world.states.update({"transcode_0": ended, "transcode_1": "deferred", "transcode_2": "success"})
+        world.states.update(dict.fromkeys(instances, "success"))
+        await keeping.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(("recipe", "dag_id", "task_id", "receives"), DEFERRED)
+@pytest.mark.parametrize(
+    ("ended", "left"),
+    [
+        ("success", {}),
+        ("failed", {"a": MessageState.VISIBLE}),
+        # As `skip_when_already_exists` ends it, or a run that is marked: nothing was done on this message.
+        ("skipped", {"a": MessageState.VISIBLE}),
+        ("removed", {"a": MessageState.VISIBLE}),
+        ("upstream_failed", {"a": MessageState.VISIBLE}),
+        ("up_for_retry", {"a": MessageState.IN_FLIGHT}),
+        ("restarting", {"a": MessageState.IN_FLIGHT}),
+        ("scheduled", {"a": MessageState.IN_FLIGHT}),
+    ],
+)
+def test_each_message_is_settled_by_the_end_of_its_own_deferred_work(
+    supervisor: ScriptedComms, recipe: str, dag_id: str, task_id: str, receives: str, ended: str, left: Any
+) -> None:
+    work = deferred_work(recipe, dag_id, task_id, receives)
+    world = LeasedMessages(supervisor)
+    instances = [f"{task_id}_{index}" for index in range(3)]
+
+    async def scenario() -> None:
+        keeping = await world.receive_and_keep(work)
+        del world.states["load"]
+        world.states.update(zip(instances, (ended, "deferred", "success"), strict=True))
         await asyncio.sleep(60)
-        assert world.message_states() == {"b": MessageState.IN_FLIGHT, **({"a": left} if left else {})}
-        world.states["transcode_1"] = "success"
+        assert world.message_states() == {"b": MessageState.IN_FLIGHT, **left}
+        world.states.update(dict.fromkeys(instances[:2], "success"))
         await keeping.ended()
 
     world.run(scenario)
