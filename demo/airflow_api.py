@@ -155,9 +155,15 @@ class AirflowApi:
         }
 
     def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
-        """The task instances of a run, mapped ones each for itself, at most 1000."""
-        parameters = {"limit": 1000}
-        answer = self._get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", parameters)
+        """The task instances of a run, mapped ones each for itself."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances"
+        found: list[Any] = []
+        while True:
+            # Airflow gives at most 100 in an answer (`[api] maximum_page_limit`).
+            answer = self._get(path, {"limit": 100, "offset": len(found), "order_by": "map_index"})
+            found += answer["task_instances"]
+            if not answer["task_instances"] or len(found) >= answer["total_entries"]:
+                break
         return [
             TaskState(
                 task["task_id"],
@@ -166,7 +172,7 @@ class AirflowApi:
                 task["try_number"],
                 _seconds(task["end_date"]) if task["end_date"] else None,
             )
-            for task in answer["task_instances"]
+            for task in found
         ]
 
     def triggerer_of(self, dag_id: str, run_id: str, task_id: str) -> str | None:

@@ -46,7 +46,7 @@ def documents_to_dags() -> None:
             reset_dag_run=True,  # a message that comes again runs its run again
             wait_for_completion=True,
             deferrable=True,
-            poke_interval=10,
+            poke_interval=20,
         ).expand_kwargs(documents.map(run_of))
 
 

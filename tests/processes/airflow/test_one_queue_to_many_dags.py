@@ -313,13 +313,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         played.api.set_pool(CLOSED, 0)
         for queue in QUEUES:
             here.send_bodies(queue, [])
+        played.play_routed()
+        _log_seconds("100 messages: sent -> its run starts", _waits_to_start(played))
+        _log_seconds("100 messages: its run failed -> visible", list(_waits_after_failure(played).values()))
         played.play_recipe()
         _log_seconds("recipe: sent -> its run starts", _waits_of_documents(played))
         played.play_cleared()
         played.play_redelivered()
-        played.play_routed()
-        _log_seconds("100 messages: sent -> its run starts", _waits_to_start(played))
-        _log_seconds("100 messages: its run failed -> visible", list(_waits_after_failure(played).values()))
         yield played
 
 
