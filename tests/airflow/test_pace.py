@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
@@ -142,6 +142,11 @@ AMOUNTS = st.integers(0, 5)
 LOOKS = st.lists(st.builds(QueueCounts, AMOUNTS, AMOUNTS, AMOUNTS), max_size=400)
 
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No property fails because the machine is busy."""
+
+
+@unhurried
 @given(LOOKS)
 def test_events_keep_their_distance_and_are_fired_while_there_are_messages_only(looks: list[QueueCounts]) -> None:
     times = fired(looks)
@@ -149,6 +154,7 @@ def test_events_keep_their_distance_and_are_fired_while_there_are_messages_only(
     assert all(pause >= SHORTEST for pause in pauses(times))
 
 
+@unhurried
 @given(LOOKS)
 def test_no_message_waits_longer_than_the_longest_pause_for_an_event(looks: list[QueueCounts]) -> None:
     seen = [QueueCounts(look.visible + 1, look.in_flight, look.delayed) for look in looks] or [counts(1)]
@@ -158,6 +164,7 @@ def test_no_message_waits_longer_than_the_longest_pause_for_an_event(looks: list
     assert all(pause <= LONGEST + POLL for pause in pauses([*times, ends]))
 
 
+@unhurried
 @given(st.lists(st.integers(0, 3), max_size=600), AMOUNTS)
 def test_the_pauses_grow_as_long_as_nothing_is_taken_however_much_is_sent(sent: list[int], in_flight: int) -> None:
     visible = 1
@@ -169,6 +176,7 @@ def test_the_pauses_grow_as_long_as_nothing_is_taken_however_much_is_sent(sent: 
     assert grown == [min(FIRST * 2**number, LONGEST) for number in range(len(grown))]
 
 
+@unhurried
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 40), st.integers(1, 3))
 def test_messages_that_always_come_back_cost_few_events(poison: int, most: int, work: int, late: int) -> None:
     """However many there are, however many a run takes, and however long it begins late and works, in looks."""

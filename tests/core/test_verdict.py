@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqs_lease.core.verdict import Action, Decision, End, Failure, Tally, Unit
@@ -23,6 +23,9 @@ units_of_work = st.builds(
     st.dictionaries(st.sampled_from(IDS), failures, max_size=2),
 )
 work = st.lists(units_of_work, max_size=5)
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No property fails because the machine is busy."""
 
 
 def decisions(units: Iterable[Unit]) -> dict[str, Decision]:
@@ -89,10 +92,15 @@ def test_a_unit_that_names_the_messages_that_it_failed_is_done_with_the_others()
 
 
 def test_a_failed_message_does_not_wait_for_other_work_but_one_that_cannot_be_completed_does() -> None:
-    assert actions([Unit(End.FAILED, ["m0"]), Unit(End.BLOCKED, ["m1"]), Unit(End.OPEN)]) == {
-        "m0": Failure,
-        "m1": Action.HOLD,
-        "m2": Action.HOLD,
+    for_one = [Unit(End.FAILED, ["m0"]), Unit(End.UNKNOWN, ["m0"]), Unit(End.BLOCKED, ["m1"])]
+    assert actions([*for_one, Unit(End.OPEN)]) == {"m0": Failure, "m1": Action.HOLD, "m2": Action.HOLD}
+
+
+def test_a_message_is_released_when_a_part_of_its_work_was_not_done_but_not_when_that_was_skipped() -> None:
+    assert actions([Unit(End.DONE), Unit(End.NOT_DONE, ["m0"]), Unit(End.SKIPPED, ["m1"])]) == {
+        "m0": Action.RELEASE,
+        "m1": Action.DELETE,
+        "m2": Action.DELETE,
     }
 
 
@@ -102,6 +110,7 @@ def test_why_a_message_failed_is_what_was_said_of_it_alone_and_then_what_was_sai
     assert decisions(units) == {"m0": first, "m1": alone, "m2": first}
 
 
+@unhurried
 @given(work)
 def test_a_message_is_deleted_only_when_all_units_that_concern_it_are_done_and_none_failed_it(
     units: list[Unit],
@@ -112,6 +121,7 @@ def test_a_message_is_deleted_only_when_all_units_that_concern_it_are_done_and_n
         assert (action is Action.DELETE) == is_done
 
 
+@unhurried
 @given(work)
 def test_a_message_fails_by_one_unit_that_failed_it_whatever_the_others_did(units: list[Unit]) -> None:
     for message_id, action in actions(units).items():
@@ -119,6 +129,7 @@ def test_a_message_fails_by_one_unit_that_failed_it_whatever_the_others_did(unit
             assert action is Failure
 
 
+@unhurried
 @given(work)
 def test_a_message_that_did_not_fail_is_held_while_a_unit_that_concerns_it_may_still_run(units: list[Unit]) -> None:
     for message_id, action in actions(units).items():
@@ -127,6 +138,7 @@ def test_a_message_that_did_not_fail_is_held_while_a_unit_that_concerns_it_may_s
             assert (action is Action.HOLD) == bool(of_message & {End.OPEN, End.UNKNOWN})
 
 
+@unhurried
 @given(work, st.randoms())
 def test_the_order_of_the_units_and_their_repetition_are_irrelevant(units: list[Unit], random: Random) -> None:
     shuffled = [*units, *units]
@@ -134,6 +146,7 @@ def test_the_order_of_the_units_and_their_repetition_are_irrelevant(units: list[
     assert actions(shuffled) == actions(units)
 
 
+@unhurried
 @given(work, st.sampled_from(IDS), failures)
 def test_one_more_report_of_a_failed_message_fails_it_and_changes_no_other(
     units: list[Unit], message_id: str, why: Failure
@@ -144,6 +157,7 @@ def test_one_more_report_of_a_failed_message_fails_it_and_changes_no_other(
         assert after == {**actions(units), message_id: Failure}
 
 
+@unhurried
 @given(work, units_of_work)
 def test_more_work_turns_nothing_but_a_message_without_work_into_a_delete(units: list[Unit], more: Unit) -> None:
     before, after = actions(units), actions([*units, more])
@@ -152,6 +166,7 @@ def test_more_work_turns_nothing_but_a_message_without_work_into_a_delete(units:
             assert ends(units, message_id) <= {End.SKIPPED}
 
 
+@unhurried
 @given(work)
 def test_messages_are_said_to_be_held_together_only_where_each_of_them_is_held(units: list[Unit]) -> None:
     tally = Tally()
@@ -169,6 +184,7 @@ def test_work_over_the_whole_batch_that_is_open_holds_all_messages_together() ->
     assert not tally.holds_all()
 
 
+@unhurried
 @given(work)
 def test_each_failed_message_says_why_as_one_of_the_units_that_failed_it(units: list[Unit]) -> None:
     said = {why for unit in units for why in (unit.why, *unit.failed.values())}
