@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
 
 import greenback
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
@@ -14,14 +15,20 @@ from airflow.sdk.execution_time.comms import (
     DeleteVariable,
     ErrorResponse,
     GetTaskStates,
-    GetVariableKeys,
     GetXCom,
     OKResponse,
     SetXCom,
     TaskStatesResult,
-    VariableKeysResult,
     XComResult,
 )
+
+try:
+    from airflow.sdk.execution_time.comms import GetVariableKeys, VariableKeysResult
+except ImportError:
+    GetVariableKeys = VariableKeysResult = type("AskedSinceAirflow33", (), {})
+
+TRIGGERER_STOPS: Final = ContextVar("triggerer stops", default=False)
+"""Set where a trigger ends because its triggerer stops: nothing reads the supervisor's answers there."""
 
 
 class ScriptedComms:
@@ -63,7 +70,7 @@ class ScriptedComms:
         self.asked.append(request)
         if self.on_request is not None:
             self.on_request(request)
-        if self.silent:
+        if self.silent or TRIGGERER_STOPS.get():
             await asyncio.Event().wait()
         if self.refusing:
             raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
@@ -80,8 +87,8 @@ class ScriptedComms:
                 self.xcoms[place] = request.value
                 self.mapped_lengths[place] = request.mapped_length
                 return None
-            case GetVariableKeys(prefix=prefix):
-                keys = sorted(key for key in self.variables if key.startswith(prefix or ""))
+            case GetVariableKeys():
+                keys = sorted(key for key in self.variables if key.startswith(request.prefix or ""))
                 return VariableKeysResult(keys=keys, total_entries=len(keys))
             case DeleteVariable(key=key):
                 if self.deletes_variables:

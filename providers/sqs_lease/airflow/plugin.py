@@ -6,9 +6,9 @@ point, too, and get a plugin with nothing in it: one that cannot be imported wou
 
 from __future__ import annotations
 
-from airflow import __version__ as airflow_version
+from sqs_lease.airflow.airflow_api.release import is_supported
 
-if tuple(map(int, airflow_version.split(".")[:2])) >= (3, 3):
+if is_supported():
     from airflow.sdk.plugins_manager import AirflowPlugin
 
     from sqs_lease.airflow.failures import listener

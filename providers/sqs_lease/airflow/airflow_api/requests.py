@@ -62,6 +62,9 @@ try:
     from airflow.observability import stats
 except ImportError:
     from airflow.sdk.observability import stats  # type: ignore[no-redef]
+# Airflow 3.2 has methods of a class in the place of functions.
+if not hasattr(stats, "incr"):
+    stats = stats.Stats
 
 try:
     # Not among our own dependencies: where Airflow does without it, so must we.
@@ -450,9 +453,19 @@ async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     return await greenback.with_portal_run_sync(method, **arguments)
 
 
-def triggerer_deletes_variables() -> bool:
-    """Whether a triggerer may delete what a worker sets: with several teams, variables belong to the worker's team."""
-    return not conf.getboolean("core", "multi_team", fallback=False)
+def triggerer_reads_signals() -> bool:
+    """Whether a triggerer can list the variables that workers set, and may delete them.
+
+    Airflow lists them since 3.3. With several teams, variables belong to the worker's team.
+    """
+    return hasattr(Variable, "keys") and not conf.getboolean("core", "multi_team", fallback=False)
+
+
+def triggers_hear_of_user_actions() -> bool:
+    """Whether a trigger is told that a user acted on its task, by ``on_kill()``: since Airflow 3.3."""
+    from airflow.triggers.base import BaseTrigger
+
+    return hasattr(BaseTrigger, "on_kill")
 
 
 async def variable_keys(prefix: str) -> list[str]:

@@ -90,14 +90,14 @@ def _counts_as_running(task_instance: Any) -> bool:
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
     from airflow.sdk import Variable
 
-    from sqs_lease.airflow.airflow_api.requests import triggerer_deletes_variables, triggers_are_supported
+    from sqs_lease.airflow.airflow_api.requests import triggerer_reads_signals, triggers_are_supported
 
     try:
         if not _counts_as_running(task_instance):
             return
         # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
-        if not (triggers_are_supported() and triggerer_deletes_variables()):
+        if not (triggers_are_supported() and triggerer_reads_signals()):
             return  # Nobody looks for signals: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:

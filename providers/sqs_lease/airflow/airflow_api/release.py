@@ -1,0 +1,50 @@
+"""Which releases of Airflow the package works on, and which interface older ones lack.
+
+A trigger gives up a question to Airflow that is not answered in time, and Airflow itself ends triggers in the middle of
+one, when a user acts on their task. Since 3.2 the triggerer gives each answer to the question that it belongs to
+(``TriggerCommsDecoder`` has a reader). Before, it gave the answer to the next question, which fails
+("Response read out of order"), and so does every later one: those of other triggers, and the triggerer's own.
+
+Nothing else is imported here: this is asked on every Airflow beside which the base install works.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow import __version__
+
+OLDEST: Final = (3, 2)
+"""The oldest release that the package works on."""
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The major and minor number of a version."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def is_supported(version: str = __version__) -> bool:
+    """Whether the package works on a release of Airflow; the one that is installed, by default."""
+    return release_of(version) >= OLDEST
+
+
+def require_supported(version: str = __version__) -> None:
+    """Refuse a release that is too old.
+
+    Args:
+        version: The release; the one that is installed, by default.
+
+    Raises:
+        ImportError: It is too old, with the interface that it lacks.
+    """
+    if is_supported(version):
+        return
+    missing = (
+        "a triggerer that gives each answer to the trigger that asked (TriggerCommsDecoder.start_reader)"
+        if release_of(version) >= (3, 0)
+        else "the Task SDK (airflow.sdk)"
+    )
+    raise ImportError(
+        f"sqs_lease.airflow needs Airflow {'.'.join(map(str, OLDEST))} or newer, because Airflow {version} lacks "
+        f"{missing}; `from sqs_lease import lease` works there, within one task"
+    )
