@@ -282,7 +282,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     async def _publish_span(self, handed: HandedLease, settler: Settler) -> None:
         """Publish the span of the lease, which the sensor began."""
-        await publish_span(handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts())
+        await publish_span(
+            handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts()
+        )
 
     async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
         receiving = self._receiving(task)
