@@ -188,7 +188,11 @@ EXPRESSIONS: Final = [
 ]
 
 
-FUNCTIONS: Final = [name for name, each in vars(filter_functions).items() if inspect.isfunction(each)]
+FUNCTIONS: Final = [
+    name
+    for name, each in vars(filter_functions).items()
+    if inspect.isfunction(each) and not (inspect.iscoroutinefunction(each) or inspect.isgeneratorfunction(each))
+]
 
 
 @st.composite
@@ -279,12 +283,12 @@ def test_a_users_function_answers_about_any_message_or_fails_for_that_one_withou
     function = getattr(filter_functions, name)
     made = MessageFilter.of(CALLABLE, None, f"{filter_functions.__name__}.{name}")
     assert made is not None
-    answer = said_by(lambda: answer_of(made.matcher(), made.asks_about(message)))
+    answer = said_by(lambda: answer_of(made.matcher(), made.asks_about(message)), TypeError)
     assert CONTENT not in str(answer)
     if isinstance(answer, bool):
         assert answer == function(copy.deepcopy(message).as_dict())
     else:
-        assert isinstance(answer, str)
+        assert isinstance(answer, str | TypeError)  # an attribute for which JSON has no value
     # What it did to its argument is not what is published.
     assert message == whole
 

@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 PACKAGE = ROOT / "providers" / "sqs_lease"
 
 CAUGHT_WITHIN = {
-    *("CommsError", "NoAnswerError", "NotAnsweredError", "ReplacedError", "GivenBackError"),
+    *("CommsError", "NoAnswerError", "GivenBackError"),
     *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
     *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
