@@ -13,6 +13,8 @@ from botocore.exceptions import ClientError
 
 from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.sqs import errors
+from sqs_lease.version import VERSION
+from tests.sqs.scripted_server import Answer, scripted_server
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
@@ -129,3 +131,20 @@ def test_the_region_of_the_queue_goes_its_way_through_a_trigger_and_what_was_sto
     del stored["queue_region"]
     assert AwsConnection.decode(stored) == AwsConnection("aws")
     assert of("aws", "us-east-1").queue_region is None, "one client for all queues of a region that was named"
+
+
+def test_a_request_names_airflow_and_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def scenario(connection: AwsConnection) -> None:
+        async with make_transport(connection) as transport:  # type: ignore[attr-defined]
+            events = transport._client.meta.events
+            events.register("before-send.sqs", lambda request, **_: seen.append(str(request.headers["User-Agent"])))
+            await transport.queue_url("orders")
+
+    with scripted_server() as server:
+        server.script("GetQueueUrl", Answer({"QueueUrl": "https://queue"}))
+        asyncio.run(scenario(of(connect(monkeypatch, endpoint_url=server.endpoint_url), "us-east-1")))
+    (header,) = seen
+    assert f"sqs-lease/{VERSION}" in header
+    assert "Airflow/" in header

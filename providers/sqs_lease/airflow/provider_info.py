@@ -1,11 +1,14 @@
 """What Airflow shows of this package among its providers (``airflow providers list``), and its options.
 
 Airflow imports this while it reads its configuration, so it imports nothing of Airflow.
+
+The plugin is not among the metadata. Airflow loads the metadata's plugins only where ``[core] lazy_discover_providers``
+is switched off, which is not the default. The entry point ``airflow.plugins`` loads it everywhere. With both, Airflow
+3.3.2 shows an import error ("already registered"), and its task processes load no plugin of a later provider.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any, Final
 
 CONFIG_SECTION: Final = "sqs_lease"
@@ -25,7 +28,6 @@ def get_provider_info() -> dict[str, Any]:
             "Receive from Amazon SQS, keep the messages invisible while the DAG works on them, "
             "delete them on success and give them back on failure."
         ),
-        "versions": [version("sqs-lease")],
         "integrations": [
             {
                 "integration-name": integration,

@@ -38,7 +38,7 @@ class Jars:
 TESTED: Final[Mapping[str, Jars]] = {
     "4.0": Jars(
         delta="io.delta:delta-spark_4.0_2.13:4.4.0",
-        iceberg="org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.12.0",
+        iceberg="org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
     ),
     "4.1": Jars(
         delta="io.delta:delta-spark_4.1_2.13:4.4.0",
