@@ -250,7 +250,6 @@ class ConsumerProcess:
             policy=queue.policy,
             rule=queue.rule,
             hosted=self._plan.hosted,
-            created_at=self._world_now(),
             messages={},
             arrived={},
             owners=[(self._world_now(), self.name)],
@@ -300,7 +299,6 @@ class ConsumerProcess:
         now = self._world_now()
         if not run.messages:
             run.number = len(self._store.runs)
-            run.created_at = now
             run.owners = [(now, self.name)]
             self._store.runs.append(run)
         for message in reception.messages:

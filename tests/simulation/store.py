@@ -44,7 +44,6 @@ class Run:
     policy: RenewalPolicy
     rule: FailureRule
     hosted: bool
-    created_at: float
     messages: dict[str, Message]
     arrived: dict[str, float]
     """By handle: when a process had the message."""
@@ -65,14 +64,6 @@ class Run:
     def owner(self) -> str | None:
         """Who holds it now."""
         return self.owners[-1][1]
-
-    def owner_at(self, at: float) -> tuple[float, str | None]:
-        """Who held it at a time, and since when."""
-        since, name = self.owners[0]
-        for start, owner in self.owners:
-            if start <= at:
-                since, name = start, owner
-        return since, name
 
     def received_at(self, handle: str) -> float:
         """When a process had a message, by its handle."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -53,6 +53,3 @@ def postgres(url: str) -> KindOfTable:
             return connection.execute(query).fetchall()
 
     return KindOfTable("postgres", sink, rows)
-
-
-KindsOfTables = Callable[[], Sequence[KindOfTable]]
