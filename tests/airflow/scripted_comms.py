@@ -25,7 +25,13 @@ from airflow.sdk.execution_time.comms import (
 try:
     from airflow.sdk.execution_time.comms import GetVariableKeys, VariableKeysResult
 except ImportError:
-    GetVariableKeys = VariableKeysResult = type("AskedSinceAirflow33", (), {})
+
+    class GetVariableKeys:  # type: ignore[no-redef]
+        """Asked since Airflow 3.3."""
+
+    class VariableKeysResult:  # type: ignore[no-redef]
+        """The answer."""
+
 
 TRIGGERER_STOPS: Final = ContextVar("triggerer stops", default=False)
 """Set where a trigger ends because its triggerer stops: nothing reads the supervisor's answers there."""

@@ -31,7 +31,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_reads_signals,
     variable_keys,
 )
-from tests.airflow.scripted_comms import VariableKeysResult, supervised_by
+from tests.airflow.scripted_comms import VariableKeysResult, supervised_by  # type: ignore[attr-defined]
 
 _T = TypeVar("_T")
 

@@ -59,12 +59,12 @@ from sqs_lease.airflow.threads import AIRFLOW, XCOM_BACKEND
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
-    from airflow.observability import stats
+    from airflow.observability import stats as _stats
 except ImportError:
-    from airflow.sdk.observability import stats  # type: ignore[no-redef]
-# Airflow 3.2 has methods of a class in the place of functions.
-if not hasattr(stats, "incr"):
-    stats = stats.Stats
+    from airflow.sdk.observability import stats as _stats  # type: ignore[no-redef]
+
+stats: Any = _stats if hasattr(_stats, "incr") else _stats.Stats
+"""Airflow's metrics. Airflow 3.2 has methods of a class in the place of functions."""
 
 try:
     # Not among our own dependencies: where Airflow does without it, so must we.
