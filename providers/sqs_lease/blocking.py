@@ -25,6 +25,7 @@ from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlemen
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
+from sqs_lease.inbox import Inbox
 from sqs_lease.keeper import consuming
 from sqs_lease.keeper.batch import EventListener, LeaseReport
 from sqs_lease.keeper.consuming import (
@@ -37,7 +38,7 @@ from sqs_lease.keeper.consuming import (
     class_and_place,
 )
 from sqs_lease.keeper.listening import Listener, ListenerThread
-from sqs_lease.keeper.loop_thread import Inbox, LoopThread, LoopThreadError
+from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
@@ -274,7 +275,7 @@ class _OpenLease:
         self._opened = opened  # a consumer that is dropped lives as long as its leases
         self._host = opened.host
         self._closes_queue = closes_queue
-        self._settling = Inbox(self._host, self.session.begin_all)
+        self._settling = Inbox(self._host.post, self.session.begin_all)
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._has_ended = False
@@ -643,7 +644,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             listener = None if self._on_event is None else Listener(self._on_event)
             listening = None if listener is None else ListenerThread(listener, self._settings.queue)
             consumption = Consuming(opened.queue, self._settings, listening, works.put, concurrency=concurrency)
-            ends = Inbox(opened.host, consumption.ended)
+            ends = Inbox(opened.host.post, consumption.ended)
 
             def work_until_stopped() -> None:
                 while (work := works.get()) is not None:

@@ -21,7 +21,8 @@ IDLE_SECONDS: Final = 10.0
 
 _T = TypeVar("_T")
 
-_Call: TypeAlias = tuple[Future[Any], Callable[[], Any]]
+_Call: TypeAlias = Callable[[], Callable[[], object]]
+"""A call, which returns what tells of its outcome."""
 
 
 class DaemonThreads(Executor):
@@ -49,15 +50,22 @@ class DaemonThreads(Executor):
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Make a call as soon as a thread is free."""
+        future: Future[_T] = Future()
+        self.begin(partial(_outcome, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def begin(self, call: _Call) -> None:
+        """Make a call as soon as a thread is free, without a future for its outcome.
+
+        Args:
+            call: Makes the call, and returns what tells of its outcome. That is called in the same thread, which takes
+                the next call by then: who hears of the outcome may make one at once. Neither may raise.
+        """
         if self._threads.process_id != os.getpid():
             # A fork copies the lock, which may be held, and the counts, but not the threads.
             self._threads = _Threads(self._most, self._name)
-        future: Future[_T] = Future()
-        call = partial(fn, *args, **kwargs)
-        if not self._threads.take((future, call)):
-            future.set_running_or_notify_cancel()
-            _outcome(future, call)()
-        return future
+        if not self._threads.take(call):
+            call()()
 
     async def run(self, call: Callable[..., _T], /, *args: Any) -> _T:
         """Make a call from an event loop, in the caller's context. Cancelling the await does not stop the call."""
@@ -119,18 +127,13 @@ class _Threads:
             if taken is None:
                 self._calls.put(None)  # for the other threads
                 return
-            future, call = taken
-            if future.set_running_or_notify_cancel():
-                # In a context of its own: what a call sets there, the next one must not find.
-                tell = Context().run(_outcome, future, call)
-                # Counted first: who hears of the outcome may make the next call at once, and finds this thread.
-                self._count_free()
-                tell()
-                del tell
-            else:
-                self._count_free()
+            # In a context of its own: what a call sets there, the next one must not find.
+            tell = Context().run(taken)
+            # Counted first: who hears of the outcome may make the next call at once, and finds this thread.
+            self._count_free()
+            tell()
             # Nothing of a call is kept while the next is awaited.
-            del taken, future, call
+            del taken, tell
 
     def _count_free(self) -> None:
         with self._lock:
@@ -138,8 +141,14 @@ class _Threads:
 
 
 def _outcome(future: Future[_T], call: Callable[[], _T]) -> Callable[[], None]:
-    """Make a call; return what tells its future."""
+    """Make a call, unless its future was cancelled; return what tells the future."""
+    if not future.set_running_or_notify_cancel():
+        return _nothing
     try:
         return partial(future.set_result, call())
     except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
         return partial(future.set_exception, error)
+
+
+def _nothing() -> None:
+    """Tell nothing: the call was not made."""

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 
 import pytest
 
@@ -50,6 +52,21 @@ def test_a_call_has_the_context_of_its_caller_and_raises_there() -> None:
             await threads.run(divmod, 1, 0)
 
     asyncio.run(scenario())
+
+
+def test_who_hears_of_an_outcome_may_make_the_next_call_at_once_and_it_is_made_in_the_same_thread() -> None:
+    threads = DaemonThreads(8, "some")
+    idents: list[int] = []
+    ended = threading.Event()
+
+    def call() -> Callable[[], object]:
+        idents.append(threading.get_ident())
+        return ended.set if len(idents) == 20 else partial(threads.begin, call)
+
+    threads.begin(call)
+    assert ended.wait(PATIENCE_SECONDS)
+    assert len(idents) == 20
+    assert len(set(idents)) == 1
 
 
 def test_calls_one_after_the_other_are_made_in_one_thread() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.keeper.loop_thread import Inbox, LoopThread, LoopThreadError
+from sqs_lease.inbox import Inbox
+from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
 from tests.keeper.orders import eventually
 
 
@@ -111,7 +112,7 @@ def test_what_was_not_asked_for_before_the_interruption_never_begins(
 
 def test_values_that_come_while_the_loop_is_busy_are_taken_together(host: LoopThread) -> None:
     taken: list[list[int]] = []
-    inbox = Inbox[int](host, lambda values: taken.append(list(values)))
+    inbox = Inbox[int](host.post, lambda values: taken.append(list(values)))
     is_busy, goes_on = Event(), Event()
 
     def be_busy() -> None:

@@ -710,7 +710,7 @@ POLICIES: Final = (
     Mutant(
         "Growing has no ceiling",
         "core/policies.py",
-        'grown = min(self.growth * worked, seconds_of(self.ceiling, name="ceiling"))',
+        "grown = min(self.growth * worked, _seconds(self.ceiling))",
         "grown = self.growth * worked",
         (_TIMELINES,),
     ),
@@ -724,8 +724,8 @@ POLICIES: Final = (
     Mutant(
         "a part of a second of a visibility timeout is cut off",
         "core/policies.py",
-        "return math.ceil(visibility.total_seconds() if isinstance(visibility, timedelta) else visibility)",
-        "return int(visibility.total_seconds() if isinstance(visibility, timedelta) else visibility)",
+        "return math.ceil(_seconds(self.visibility))",
+        "return int(_seconds(self.visibility))",
         (_BATCHES, _TIMELINES),
     ),
     Mutant(
@@ -738,7 +738,7 @@ POLICIES: Final = (
     Mutant(
         "Threshold renews at the deadline",
         "core/policies.py",
-        'due = max(lease.deadline - seconds_of(self.threshold, name="threshold"), lease.renewed_at)',
+        "due = max(lease.deadline - _seconds(self.threshold), lease.renewed_at)",
         "due = max(lease.deadline, lease.renewed_at)",
         (_TIMELINES,),
     ),
@@ -752,8 +752,8 @@ POLICIES: Final = (
     Mutant(
         "Buffered always waits for its buffer",
         "core/policies.py",
-        'return remaining_seconds - min(remaining_seconds / 2, seconds_of(self.buffer, name="buffer"))',
-        'return remaining_seconds - seconds_of(self.buffer, name="buffer")',
+        "return remaining_seconds - min(remaining_seconds / 2, _seconds(self.buffer))",
+        "return remaining_seconds - _seconds(self.buffer)",
         (_TIMELINES,),
     ),
     Mutant(
@@ -1592,8 +1592,8 @@ CONSUMERS: Final = (
     Mutant(
         "what waits and lapses is worked on",
         "keeper/consuming.py",
-        "        if isinstance(event, Lapsed | Lost):\n            #",
-        "        if False:\n            #",
+        "            if isinstance(event, Lapsed | Lost):\n                #",
+        "            if False:\n                #",
         (_ASYNC_CONSUMER,),
     ),
     Mutant(
@@ -1747,9 +1747,9 @@ LOOP_THREADS: Final = (
     ),
     Mutant(
         "values that come together wake the loop one by one",
-        "keeper/loop_thread.py",
-        "        if not self._is_posted:\n            self._is_posted = True\n            self._host.post(self._empty)",
-        "        self._host.post(self._empty)",
+        "inbox.py",
+        "        if not self._is_posted:\n            self._is_posted = True\n            self._post(self._empty)",
+        "        self._post(self._empty)",
         (_LOOP,),
     ),
 )

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from sqs_lease.core.messages import Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class VisibilityChange:
+class VisibilityChange(Struct, frozen=True, gc=False):
     """One entry of ``ChangeMessageVisibilityBatch``.
 
     Attributes:
@@ -36,7 +37,7 @@ class ExtendCall:
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """The leases it concerns."""
-        return tuple(change.receipt for change in self.changes)
+        return tuple([change.receipt for change in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ReleaseCall:
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """The leases it concerns."""
-        return tuple(change.receipt for change in self.changes)
+        return tuple([change.receipt for change in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,7 @@ NOT_CARRIED_OUT: Final = frozenset({Verdict.THROTTLED, Verdict.UNAVAILABLE, Verd
 """The verdicts that say that the service did nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryAnswer:
+class EntryAnswer(Struct, frozen=True, gc=False):
     """The verdict on one entry of a batch call.
 
     Attributes:

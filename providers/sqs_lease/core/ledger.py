@@ -566,8 +566,6 @@ class Ledger:
     # Holding
 
     def _admit(self, lease: Lease, policy: RenewalPolicy, batch: int) -> Entry | None:
-        if lease.receipt in self._entries:
-            return None
         other = self._by_message.get(lease.receipt.message_id)
         if other is not None and other.lease.receive_count > lease.receive_count:
             # Handed over late: what is held already is the newer reception.

@@ -11,6 +11,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+_MAPPINGS = (dict, Mapping)  # a dict first: the abstract class is asked slowly, and once a message
+
 _SHOWN_HANDLE_CHARACTERS = 6
 _BASE64 = "base64"
 
@@ -120,7 +122,7 @@ class Message:
         message_id, body = answer["MessageId"], answer["Body"]
         handle, attributes = answer.get("ReceiptHandle", ""), answer.get("Attributes") or {}
         are_texts = isinstance(message_id, str) and isinstance(body, str) and isinstance(handle, str)
-        if not are_texts or not isinstance(attributes, Mapping):
+        if not are_texts or not isinstance(attributes, _MAPPINGS):
             raise TypeError("the id, the receipt handle and the body of a message are texts, its attributes a mapping")
         sent = answer.get("MessageAttributes")
         return cls(Receipt(message_id, handle), body, dict(attributes), attributes_from_plain(sent) if sent else {})

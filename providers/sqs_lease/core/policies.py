@@ -65,14 +65,12 @@ class RenewalPolicy(ABC):
         """
         if self.visibility is None:
             raise ValueError("visibility is None: call for_queue() with the queue's visibility timeout first")
-        # Asked for with each extension of each lease, so it is not checked again.
-        visibility = self.visibility
-        return math.ceil(visibility.total_seconds() if isinstance(visibility, timedelta) else visibility)
+        return math.ceil(_seconds(self.visibility))
 
     @property
     def max_lease_seconds(self) -> float:
         """The longest hold in seconds."""
-        return seconds_of(self.max_lease, name="max_lease")
+        return _seconds(self.max_lease)
 
     def for_queue(self, visibility_seconds: float) -> Self:
         """Return this policy with the queue's own visibility timeout filled in where none was given.
@@ -99,6 +97,11 @@ class RenewalPolicy(ABC):
     @abstractmethod
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """By how much to extend it if that happens at ``now``: the new visibility timeout, counted from now."""
+
+
+def _seconds(duration: Duration) -> float:
+    """A duration that was checked when its policy was made. It is asked for with each extension of each lease."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 LEFT_FOR_OUTAGE_SECONDS: Final = 20.0
@@ -147,7 +150,7 @@ class Growing(RenewalPolicy):
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """As the class says."""
         worked = now - lease.received_at
-        grown = min(self.growth * worked, seconds_of(self.ceiling, name="ceiling"))
+        grown = min(self.growth * worked, _seconds(self.ceiling))
         # Rounded down: not beyond the growth that bounds what a crash costs.
         return max(self.visibility_seconds, math.floor(grown))
 
@@ -173,8 +176,8 @@ class Threshold(RenewalPolicy):
 
     def renew_at(self, lease: LeaseTimes) -> float:
         """The first heartbeat after the last renewal at which no more than the threshold is left."""
-        heartbeat = seconds_of(self.heartbeat, name="heartbeat")
-        due = max(lease.deadline - seconds_of(self.threshold, name="threshold"), lease.renewed_at)
+        heartbeat = _seconds(self.heartbeat)
+        due = max(lease.deadline - _seconds(self.threshold), lease.renewed_at)
         # A tolerance, so that sums of floats do not push a beat that is exactly due to the next one.
         beats = math.ceil((due - lease.received_at) / heartbeat - 1e-9)
         return lease.received_at + beats * heartbeat
@@ -207,9 +210,9 @@ class Buffered(RenewalPolicy):
 
     def wait_seconds(self, remaining_seconds: float) -> float:
         """How long to wait for the next renewal when ``remaining_seconds`` are left."""
-        if remaining_seconds < seconds_of(self.immediate, name="immediate"):
+        if remaining_seconds < _seconds(self.immediate):
             return 0.0
-        return remaining_seconds - min(remaining_seconds / 2, seconds_of(self.buffer, name="buffer"))
+        return remaining_seconds - min(remaining_seconds / 2, _seconds(self.buffer))
 
     def renew_at(self, lease: LeaseTimes) -> float:
         """As the class says, counted from the last renewal."""
@@ -241,7 +244,7 @@ class Fixed(RenewalPolicy):
 
     def renew_at(self, lease: LeaseTimes) -> float:
         """``every`` after the last renewal."""
-        return lease.renewed_at + seconds_of(self.every, name="every")
+        return lease.renewed_at + _seconds(self.every)
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """The visibility timeout again."""

@@ -88,7 +88,8 @@ class TimeOrder(Generic[_Record]):
 
     def push(self, at: float, record: _Record) -> None:
         """Put a record in at a time."""
-        self._orders.take_out(record)
+        if record.place >= 0:
+            self._orders.take_out(record)
         record.place = self._place
         ticket = record.sequence << _TOKEN_BITS | record.token
         self._records[ticket] = record
@@ -96,7 +97,8 @@ class TimeOrder(Generic[_Record]):
 
     def first(self) -> tuple[float, _Record] | None:
         """The earliest item that is not stale."""
-        while items := self._earlier_heap():
+        while self._records:
+            items = self._earlier_heap() if self._leaving else self._items
             at, ticket = items[0]
             record = self._records[ticket]
             if record.token == ticket & _TOKEN_MASK:
@@ -113,7 +115,8 @@ class TimeOrder(Generic[_Record]):
 
     def pop(self) -> _Record:
         """Remove and return what :meth:`first` showed."""
-        record = self._records.pop(heappop(self._earlier_heap())[1])
+        items = self._earlier_heap() if self._leaving else self._items
+        record = self._records.pop(heappop(items)[1])
         record.place = -1
         return record
 
@@ -154,7 +157,8 @@ class ArrivalOrder(Generic[_Record]):
 
     def push(self, record: _Record) -> None:
         """Put a record in at the end."""
-        self._orders.take_out(record)
+        if record.place >= 0:
+            self._orders.take_out(record)
         record.place = self._place
         self._items.append((record.token, record))
 

@@ -172,7 +172,7 @@ class Batch:
         self._outcomes: dict[Receipt, tuple[Outcome, str]] = {}
         self._shared: dict[tuple[Outcome, str], tuple[Outcome, str]] = {}
         self._waits: dict[Receipt, tuple[_Wait, ...]] = {}
-        self._settling_since: dict[Receipt, float] = {}
+        self._settling_since: dict[Receipt, float] = {}  # for the meter
         self._handed_over: set[Receipt] = set()  # to another batch of the keeper
         self._forgotten = False
         self._metered = 0  # leases that the meter knows to be held
@@ -464,7 +464,8 @@ class Batch:
             if (end := self._outcomes.get(receipt)) is not None:
                 wait.outcomes[receipt] = Settled(receipt, *end)
                 continue
-            self._settling_since.setdefault(receipt, now)
+            if self._meter is not None:
+                self._settling_since.setdefault(receipt, now)
             others = self._waits.get(receipt)
             self._waits[receipt] = alone if others is None else (*others, wait)
             begun[receipt] = settlements[receipt]
@@ -482,9 +483,10 @@ class Batch:
             settlements: What becomes of each message.
             within_seconds: See :meth:`settle`.
         """
-        now = self._clock.now()
-        for receipt in settlements:
-            self._settling_since.setdefault(receipt, now)
+        if self._meter is not None:
+            now = self._clock.now()
+            for receipt in settlements:
+                self._settling_since.setdefault(receipt, now)
         self._driver.settle(settlements, self, in_order=True, within_seconds=within_seconds)
 
     def _stop_waiting(self, receipt: Receipt, wait: _Wait) -> None:
@@ -599,8 +601,8 @@ class Batch:
     def _note_end(self, settled: Settled) -> None:
         end = (settled.outcome, settled.detail)
         self._outcomes[settled.receipt] = self._shared.setdefault(end, end)
-        since = self._settling_since.pop(settled.receipt, None)
         if (meter := self._meter) is not None:
+            since = self._settling_since.pop(settled.receipt, None)
             seconds = None if since is None else self._clock.now() - since
             self._plug_ins.call("meter", lambda: meter.ended(self.queue_url, settled.outcome, seconds), None)
         for wait in self._waits.pop(settled.receipt, ()):

@@ -256,24 +256,28 @@ class Consuming:
         del self._lines[group]
 
     def _happened(self, batch: Batch, event: LeaseEvent) -> None:
+        outcome = event.outcome if isinstance(event, Settled) else None
         if self._listening is not None:
             self._listening.tell(event)
-        elif not isinstance(event, Settled) or event.outcome is not Outcome.DELETED:
+        elif outcome is not Outcome.DELETED:
             self._lease_log.happened(event)
-        if isinstance(event, Lapsed | Lost):
-            # Later: the ledger is in the middle of its answer.
-            asyncio.get_running_loop().call_soon(self._do_not_begin, event.receipt)
-        if not isinstance(event, Settled) or event.outcome in _TROUBLE:
+        if outcome is None or outcome in _TROUBLE:
             self._note_trouble(event)
-        if isinstance(event, Settled | Lost):
-            self._ended[event.outcome if isinstance(event, Settled) else Outcome.LOST] += 1
-            left = self._left[batch] = self._left[batch] - 1
-            if not left:
-                del self._left[batch]
-                for name in _COUNTED_BY_BATCH:
-                    self._counts[name] += getattr(batch, name)
-                self._queue.keeper.drop(batch)
-                self._changed.set()
+        if outcome is None:
+            if isinstance(event, Lapsed | Lost):
+                # Later: the ledger is in the middle of its answer.
+                asyncio.get_running_loop().call_soon(self._do_not_begin, event.receipt)
+            if not isinstance(event, Lost):
+                return
+            outcome = Outcome.LOST
+        self._ended[outcome] += 1
+        left = self._left[batch] = self._left[batch] - 1
+        if not left:
+            del self._left[batch]
+            for name in _COUNTED_BY_BATCH:
+                self._counts[name] += getattr(batch, name)
+            self._queue.keeper.drop(batch)
+            self._changed.set()
 
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Another consumer may have a message: if its work has not begun, it does not."""

@@ -49,6 +49,8 @@ NO_DEAD_LETTERS_SECONDS: Final = 10.0
 REASON_ATTRIBUTE: Final = "sqs_lease_reason"
 """Message attribute of a dead-lettered message that says why it was put there."""
 
+_ENDS: Final = (Settled, Lost)
+
 _MAX_MESSAGE_ATTRIBUTES: Final = 10
 _MAX_REASON_CHARACTERS: Final = 1_000
 _MAX_MESSAGE_BYTES: Final = 1_048_576
@@ -448,9 +450,10 @@ class QueueDriver:
         """Tell the owners what happened."""
         told: dict[Owner, list[LeaseEvent]] = {}
         for event in self._ledger.take_events():
-            owner = self._owners.get(event.receipt)
-            if isinstance(event, Settled | Lost) and event.receipt not in self._ledger:
-                self._drop(event.receipt)
+            receipt = event.receipt
+            owner = self._owners.get(receipt)
+            if isinstance(event, _ENDS) and receipt not in self._ledger:
+                self._drop(receipt)
             if owner is not None and owner not in self._leaving:
                 told.setdefault(owner, []).append(event)
         for owner, events in told.items():

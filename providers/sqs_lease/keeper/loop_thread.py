@@ -18,14 +18,13 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
 
@@ -202,40 +201,6 @@ class LoopThread:
                 f"This was called in the thread {self._thread.name!r} itself, which would wait for itself for ever: "
                 "policies, meters and other callbacks of a keeper must not call back into it"
             )
-
-
-class Inbox(Generic[_T]):
-    """Takes values from any thread into a loop, many of them by one wake of it: a wake costs more than a value.
-
-    Args:
-        host: The loop and its thread.
-        take: Called in the loop with the values, in their order. It must not raise.
-    """
-
-    def __init__(self, host: LoopThread, take: Callable[[Sequence[_T]], object]) -> None:
-        self._host = host
-        self._take = take
-        self._values: deque[_T] = deque()
-        self._is_posted = False
-
-    def put(self, value: _T) -> None:
-        """Pass a value on, without waiting.
-
-        Raises:
-            LoopThreadError: See :meth:`LoopThread.post`.
-        """
-        self._values.append(value)
-        if not self._is_posted:
-            self._is_posted = True
-            self._host.post(self._empty)
-
-    def _empty(self) -> None:
-        # First, so that a value that comes meanwhile is seen here, or posted again.
-        self._is_posted = False
-        values: list[_T] = []
-        while self._values:
-            values.append(self._values.popleft())
-        self._take(values)
 
 
 class _Calls:

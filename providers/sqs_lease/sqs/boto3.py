@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sqs_lease.daemon_threads import DaemonThreads
+from sqs_lease.inbox import Inbox
 from sqs_lease.sqs.client import ANSWER_SECONDS
 from sqs_lease.sqs.client_transport import ClientTransport
 from sqs_lease.sqs.parameter_checks import check_rare_calls
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that a thread makes, and how it ended."""
+
+    answer: asyncio.Future[Mapping[str, Any]]
+    free: Callable[[], None]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
 
 
 class Boto3Transport(ClientTransport):
@@ -37,6 +50,7 @@ class Boto3Transport(ClientTransport):
         # Not those of a ThreadPoolExecutor: they take no more calls once the main thread has ended, and a lease in a
         # thread that lives longer would never come to its end.
         self._threads = DaemonThreads(max(connections, 2), "sqs-lease")
+        self._ended: Inbox[_Call] | None = None  # of the loop that it works in
 
     async def _open(self) -> Any:
         events = self._given.meta.events
@@ -48,34 +62,46 @@ class Boto3Transport(ClientTransport):
         self, method: Callable[..., Any], parameters: Mapping[str, Any], free: Callable[[], None]
     ) -> Mapping[str, Any]:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Mapping[str, Any]] = loop.create_future()
+        if self._ended is None:
+            self._ended = Inbox(partial(_post, loop), _tell_all)
+        ended = self._ended
+        call = _Call(loop.create_future(), free)
 
-        def ended() -> None:
-            free()
-            if answer.cancelled():
-                return
-            if (error := call.exception()) is None:
-                answer.set_result(call.result())
-            else:
-                answer.set_exception(error)
-
-        def tell(_: object) -> None:
-            # The call may outlive the loop: then the connection is of use to no call.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(ended)
+        def make() -> Callable[[], None]:
+            try:
+                call.result = method(**parameters)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+                call.error = error
+            return partial(ended.put, call)
 
         try:
-            call = self._threads.submit(method, **parameters)
+            self._threads.begin(make)
         except RuntimeError:
             free()
             raise
-        # Not asyncio.wrap_future: it would wake the loop a second time for each call.
-        call.add_done_callback(tell)
-        return await answer
+        return await call.answer
 
     async def _close(self) -> None:
         # This closes idle connections now, and those in use when their call ends.
         self._given.close()
+
+
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    # The call may outlive the loop: then the connection is of use to no call.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
+
+
+def _tell_all(calls: Sequence[_Call]) -> None:
+    """Tell those who wait for calls that have ended."""
+    for call in calls:
+        call.free()
+        if call.answer.cancelled():
+            continue
+        if call.error is None:
+            call.answer.set_result(call.result)
+        else:
+            call.answer.set_exception(call.error)
 
 
 def _limit_read_time(model: Any, context: dict[str, Any], **_: Any) -> None:

@@ -69,16 +69,19 @@ def _sqs_handlers() -> HierarchicalEmitter:
 
     Only copies of it get into sessions, so it is never changed.
     """
-    from botocore.handlers import BUILTIN_HANDLERS
+    from botocore.handlers import BUILTIN_HANDLERS, REGISTER_FIRST, REGISTER_LAST
     from botocore.hooks import HierarchicalEmitter
     from botocore.session import Session
 
     emitter = HierarchicalEmitter()
-    Session(event_hooks=emitter)
-    for event, handler, *_ in BUILTIN_HANDLERS:
+    # Only those that are needed are put in: what is taken out again leaves its empty place, which every copy copies.
+    events = Session(event_hooks=emitter, include_builtin_handlers=False).get_component("event_emitter")
+    registers = {REGISTER_FIRST: events.register_first, REGISTER_LAST: events.register_last}
+    for event, handler, *place in BUILTIN_HANDLERS:
         kind, _, rest = event.partition(".")
-        if kind == "docs" or rest.partition(".")[0] not in _SERVICES:
-            emitter.unregister(event, handler)
+        if kind != "docs" and rest.partition(".")[0] in _SERVICES:
+            register = registers[place[0]] if place else events.register
+            register(event, handler)
     return emitter
 
 

@@ -35,10 +35,10 @@ from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import (
     QueueReference,
     check_batch,
+    check_changes,
     check_queue_url,
     check_receive,
     check_send,
-    check_visibility,
     queue_reference,
 )
 
@@ -171,9 +171,7 @@ class ClientTransport(ABC):
 
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """See :meth:`sqs_lease.sqs.transport.Transport.change_visibility`."""
-        check_batch(changes, queue_url)
-        for change in changes:
-            check_visibility(change.seconds, f"changing {change.receipt} of {queue_url}")
+        check_changes(changes, queue_url)
         sent = [change for change in changes if change.receipt.handle]
         answers = await self._batch(
             "ChangeMessageVisibilityBatch",

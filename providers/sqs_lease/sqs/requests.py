@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
@@ -101,10 +101,12 @@ def received_messages(answer: Mapping[str, Any]) -> list[Message]:
 
 def _received_message(entry: Mapping[str, Any]) -> Message:
     message = Message.from_api(entry)
-    if not message.message_id or not message.receipt.handle:
+    receipt = message.receipt
+    if not receipt.message_id or not receipt.handle:
         raise ValueError("a message without an id or a receipt handle")
     for value in message.attributes.values():
-        text_of(value)
+        if not isinstance(value, str):
+            raise TypeError(f"an attribute is a {type(value).__name__}")
     if message.message_attributes:
         # The code that stores or publishes them relies on this.
         plain_attributes(message.message_attributes)
@@ -162,8 +164,7 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
     HTTP 200 can carry failed entries. An entry that the answer does not mention may or may not have been carried
     out: ``TRANSIENT``.
     """
-    successful = {entry_id for entry_id, _ in _by_id(answer.get("Successful"))}
-    failed = dict(_by_id(answer.get("Failed")))
+    successful, failed = _by_id(answer.get("Successful")), _by_id(answer.get("Failed"))
     handles = [receipt.handle for receipt in receipts]
     answers = []
     for place, receipt in enumerate(receipts):
@@ -180,11 +181,13 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
     return answers
 
 
-def _by_id(entries: Sequence[Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The entries of an answer with their ids; what does not have the form of one mentions nothing."""
+def _by_id(entries: Sequence[Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The entries of an answer by their ids; what does not have the form of one mentions nothing."""
+    by_id: dict[str, Mapping[str, Any]] = {}
     for entry in entries or ():
-        if isinstance(entry, Mapping) and isinstance(entry.get("Id"), str):
-            yield entry["Id"], entry
+        if isinstance(entry, dict) and isinstance(entry_id := entry.get("Id"), str):
+            by_id[entry_id] = entry
+    return by_id
 
 
 def failed_call(receipts: Sequence[Receipt], error: SqsError) -> list[EntryAnswer]:

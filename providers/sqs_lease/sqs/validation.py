@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
+from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS, MAX_WAIT_SECONDS
 
 FIFO_SUFFIX: Final = ".fifo"
@@ -120,8 +121,25 @@ def check_whole_number(value: int, name: str, minimum: int, maximum: int, doing:
     Raises:
         ValueError: ``value`` is not an integer, or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+    if not _is_whole_number(value, minimum, maximum):
         raise ValueError(f"{doing}: {name} must be an integer from {minimum} to {maximum}, not {value!r}")
+
+
+def _is_whole_number(value: object, minimum: int, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def check_changes(changes: Sequence[VisibilityChange], queue_url: str) -> None:
+    """Check the entries of a call that changes visibility timeouts.
+
+    Raises:
+        ValueError: There are more than ten, or a visibility timeout is out of range.
+    """
+    check_batch(changes, queue_url)
+    for change in changes:
+        # The text, which takes longer than the check, is made for an error only.
+        if not _is_whole_number(change.seconds, 0, MAX_VISIBILITY_SECONDS):
+            check_visibility(change.seconds, f"changing {change.receipt} of {queue_url}")
 
 
 def check_batch(entries: Sequence[object], queue_url: str) -> None:
