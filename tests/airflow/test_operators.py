@@ -250,7 +250,7 @@ def test_a_keeper_without_a_lease_says_where_it_should_come_from(dag: DAG, super
 
 
 def test_a_keeper_without_work_is_an_error() -> None:
-    with DAG("shop", schedule=None), pytest.raises(ValueError, match="work_task_ids of 'keep' is empty"):
+    with DAG("shop", schedule=None), pytest.raises(ValueError, match="'keep': work_task_ids is empty"):
         SqsLeaseKeeperOperator(task_id="keep", receive_task_id="orders", work_task_ids=[])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
@@ -169,6 +169,7 @@ def test_the_pauses_grow_as_long_as_nothing_is_taken_however_much_is_sent(sent: 
     assert grown == [min(FIRST * 2**number, LONGEST) for number in range(len(grown))]
 
 
+@settings(deadline=None)  # 5 000 looks take long on a busy machine
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 40), st.integers(1, 3))
 def test_messages_that_always_come_back_cost_few_events(poison: int, most: int, work: int, late: int) -> None:
     """However many there are, however many a run takes, and however long it begins late and works, in looks."""
