@@ -327,15 +327,26 @@ class Settler:
             instances = self._next_unread(states)
             if not instances or not self._open:
                 return
-            for number, instance in enumerate(instances):
-                try:
-                    async with turn:
-                        await self._reports.read(instance, states)
-                except CommsError as error:
-                    logger.warning("The failure report of %s[%d] cannot be read yet: %s", *instance, error)
-                    self._unread |= dict.fromkeys(instances[number:])
-                    return
-            positions = self._concerned(instances, states)
+            read = await self._read(instances, states, turn)
+            positions = self._concerned(read, states)
+            if len(read) < len(instances):
+                # What was read is decided on now: no news would bring it back here.
+                await self._decide_on(positions, states)
+                return
+
+    async def _read(
+        self, instances: Sequence[InstanceKey], states: TaskStates, turn: asyncio.Semaphore
+    ) -> Sequence[InstanceKey]:
+        """Read the reports of some instances, and return those that were read; the others stay unread."""
+        for number, instance in enumerate(instances):
+            try:
+                async with turn:
+                    await self._reports.read(instance, states)
+            except CommsError as error:
+                logger.warning("The report of %s[%d] cannot be read yet: %s", *instance, error)
+                self._unread |= dict.fromkeys(instances[number:])
+                return instances[:number]
+        return instances
 
     def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
         """Some instances whose reports to read next."""
