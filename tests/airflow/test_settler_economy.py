@@ -73,6 +73,32 @@ def test_what_cannot_be_read_now_is_decided_on_again_without_news(world: LeasedM
     assert world.report()["deleted"] == 3
 
 
+@pytest.mark.parametrize("read_first", [1, 2])
+def test_what_was_read_before_one_that_cannot_be_read_is_settled_too(world: LeasedMessages, read_first: int) -> None:
+    reads = 0
+
+    def refuse_one_return_value(request: Any) -> None:
+        nonlocal reads
+        if getattr(request, "key", None) == "return_value":
+            reads += 1
+            world.supervisor.refusing = reads == read_first + 1
+        else:
+            world.supervisor.refusing = False
+
+    async def scenario() -> None:
+        running = await world.receive_and_keep(CHECK)
+        world.supervisor.on_request = refuse_one_return_value
+        del world.states["load"]
+        # All at once, and then no news.
+        world.states.update({f"check_{position}": "success" for position in range(3)})
+        await asyncio.sleep(30)
+        assert world.message_states() == {}
+        await running.ended()
+
+    world.run(scenario)
+    assert world.report()["deleted"] == 3
+
+
 def test_many_reports_are_read_a_few_at_a_time(world: LeasedMessages) -> None:
     under_way = most = 0
     answer = world.supervisor.asend

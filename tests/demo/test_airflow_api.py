@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -21,8 +22,20 @@ class Airflow(BaseHTTPRequestHandler):
     errors: ClassVar[list[Any]]
     deletions: ClassVar[int]
 
+    instances: ClassVar[int] = 0
+
     def do_GET(self) -> None:
-        self._answer(200, {"access_token": "secret"})
+        address = urlsplit(self.path)
+        if not address.path.endswith("/taskInstances"):
+            self._answer(200, {"access_token": "secret"})
+            return
+        asked = parse_qs(address.query)
+        start, limit = int(asked.get("offset", ["0"])[0]), min(100, int(asked["limit"][0]))
+        found = [
+            {"task_id": "work", "map_index": index, "state": None, "try_number": 0, "end_date": None}
+            for index in range(self.instances)[start : start + limit]
+        ]
+        self._answer(200, {"task_instances": found, "total_entries": self.instances})
 
     def do_DELETE(self) -> None:
         type(self).deletions += 1
@@ -86,3 +99,11 @@ def test_other_errors_of_airflows_are_not_asked_for_again(
     with pytest.raises(AirflowApiError, match="500"):
         api.delete_dag("orders")
     assert airflow.deletions == 1
+
+
+@pytest.mark.parametrize("instances", [0, 1, 100, 250])
+def test_all_task_instances_are_read_although_airflow_gives_a_hundred_at_a_time(
+    airflow: type[Airflow], api: AirflowApi, instances: int
+) -> None:
+    airflow.instances = instances
+    assert [task.map_index for task in api.task_states("orders", "a run")] == [*range(instances)]

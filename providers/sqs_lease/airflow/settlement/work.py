@@ -136,7 +136,7 @@ class Work:
 
         Returns:
             The positions of the messages of which they may say something; None: of all. Empty where there is nothing
-            to read, or where it cannot be read now.
+            to read, or where nothing can be read now.
         """
         instances = self._next_unread(states)
         for number, instance in enumerate(instances):
@@ -144,9 +144,10 @@ class Work:
                 async with turn:
                     await self.read(instance, states)
             except CommsError as error:
-                logger.warning("The failure report of %s[%d] cannot be read yet: %s", *instance, error)
+                logger.warning("The report of %s[%d] cannot be read yet: %s", *instance, error)
                 self._unread |= dict.fromkeys(instances[number:])
-                return NOTHING
+                # Those that were read are decided on now: no other news would bring them back here.
+                return self._positions(instances[:number], states)
         return self._positions(instances, states)
 
     async def read(self, instance: InstanceKey, states: TaskStates) -> None:
