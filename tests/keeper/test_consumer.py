@@ -364,8 +364,7 @@ def load(message):
     if said.acquire(blocking=False):
         print("working", flush=True)
         sys.stdin.readline()
-    else:
-        stopped.wait(60)
+    stopped.wait(60)  # the signal was sent; the main thread may not have heard of it yet
 
 def load_all(batch):
     load(batch)

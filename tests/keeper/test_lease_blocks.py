@@ -417,7 +417,7 @@ class TestAnEndThatIsInterrupted:
             return NO_FAULT
 
         orders.faults = interrupt
-        block = lease("orders", max_messages=600, linger=1)
+        block = lease("orders", max_messages=600, linger=60)
         batch = block.__enter__()
         assert len(batch) == 600
         with pytest.raises(KeyboardInterrupt) as raised:
