@@ -6,7 +6,6 @@ That all of it is there on the installed release is tested by all other tests of
 import atexit
 import importlib
 import importlib.metadata
-import logging
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
@@ -18,13 +17,11 @@ import dagster as dg
 import dagster_pipes
 import pytest
 
-from sqs_lease.dagster import LeasedBatch, SqsQueueResource, _internals, leased
+from sqs_lease.dagster import _internals
 from sqs_lease.dagster._internals import UnsupportedDagsterError
 from sqs_lease.dagster.run_batch.folder import PieceOfWork
 from sqs_lease.dagster.verdict import StepEnds, WorkDone, failed
-from sqs_lease.testing import LeasedQueue, LeasedQueues
 
-QUEUE = SqsQueueResource(queue="orders")
 EventType = dg.DagsterEventType
 
 
@@ -68,11 +65,6 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         )
 
     return take_away
-
-
-@pytest.fixture
-def messages(leased_queues: LeasedQueues) -> LeasedQueue:
-    return leased_queues.create("orders", "a", visibility_seconds=600)
 
 
 def in_an_asset(call: Callable[[dg.AssetExecutionContext], Any]) -> tuple[Any, dg.ExecuteInProcessResult]:
@@ -122,13 +114,6 @@ def test_a_function_that_is_called_directly_has_no_step_either_way() -> None:
     assert _internals.step_key(without_step_context(context)) is None
 
 
-def test_an_asset_gets_an_observation_where_it_is_not_known_what_was_yielded() -> None:
-    metadata = {"sqs/received": dg.MetadataValue.int(1)}
-    _, result = in_an_asset(lambda context: _internals.add_metadata(without_step(context, "has_seen_output"), metadata))
-    (observation,) = result.asset_observations_for_node("orders")
-    assert observation.metadata["sqs/received"].value == 1
-
-
 def test_metadata_is_replaced_where_it_is_not_known_what_was_added_before() -> None:
     def add_twice(context: dg.AssetExecutionContext) -> None:
         for number in (1, 2):
@@ -140,33 +125,6 @@ def test_metadata_is_replaced_where_it_is_not_known_what_was_added_before() -> N
     assert materialization.metadata["sqs/received"].value == 2
 
 
-def test_a_retry_that_finds_nothing_fails_where_there_are_no_engine_events(
-    leased_queues: LeasedQueues, lacking: Callable[[str], None]
-) -> None:
-    lacking("EngineEventData")
-    messages = leased_queues.create("orders", "a", max_receive_count=2)
-
-    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=2))
-    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
-        with queue.lease(context, linger=0, wait=0) as batch:
-            if len(batch):
-                raise ConnectionError
-
-    result = dg.materialize([orders], resources={"queue": QUEUE}, raise_on_error=False)
-    (failure,) = (event for event in result.all_events if event.is_step_failure)
-    assert "RetryWithoutMessagesError" in failure.step_failure_data.error_display_string
-    assert messages.dead_letters == ["a"]
-
-
-def test_a_listener_writes_to_the_log_of_the_process_where_there_are_no_engine_events(
-    lacking: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    lacking("EngineEventData")
-    with caplog.at_level(logging.INFO):
-        in_an_asset(lambda context: _internals.report_event(context, "all is given back", {}, is_listener=True))
-    assert "all is given back" in said(caplog)
-
-
 def test_a_warning_is_in_the_log_of_the_process_where_that_of_the_run_takes_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -175,156 +133,6 @@ def test_a_warning_is_in_the_log_of_the_process_where_that_of_the_run_takes_none
     _internals.warn_in_log(instance, seen, "it is lost")  # type: ignore[arg-type]
     assert said(caplog).startswith("it is lost\n")
     assert "the log of run r lacks this warning" in said(caplog)
-
-
-def test_a_block_that_raised_settles_at_its_end_where_an_instance_has_no_listeners(
-    messages: LeasedQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lacks(_: dg.DagsterInstance) -> None:
-        raise AttributeError("add_event_listener")
-
-    monkeypatch.setattr(dg.DagsterInstance, "add_event_listener", property(lacks), raising=False)
-    seen: list[int] = []
-
-    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
-    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
-        with queue.lease(context, linger=0, wait=0, on_failure="dead_letter") as batch:
-            seen.append(len(batch))
-            raise ConnectionError
-
-    assert not dg.materialize([orders], resources={"queue": QUEUE}, raise_on_error=False).success
-    assert seen == [1, 1]
-    assert messages.dead_letters == ["a"]
-
-
-def test_no_output_is_missing_where_it_is_not_known_what_was_yielded() -> None:
-    found: list[list[str]] = []
-
-    @dg.asset
-    def orders(context: dg.AssetExecutionContext) -> int:
-        found.append(_internals.missing_outputs(context))
-        found.append(_internals.missing_outputs(without_step(context, "has_seen_output")))
-        return 1
-
-    dg.materialize([orders])
-    assert found == [["result"], []]
-
-
-def test_every_step_has_a_value_where_its_type_does_not_tell() -> None:
-    untold = SimpleNamespace(op_def=SimpleNamespace(output_defs=[SimpleNamespace(dagster_type=object())]))
-    told, _ = in_an_asset(_internals.stores_values)
-    assert (told, _internals.stores_values(untold)) == (False, True)  # type: ignore[arg-type]
-
-
-def test_the_result_of_a_check_is_no_value() -> None:
-    found: list[bool] = []
-
-    @dg.asset(check_specs=[dg.AssetCheckSpec("complete", asset="orders")])
-    def orders(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        found.append(_internals.stores_values(context))
-        return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
-
-    dg.materialize([orders])
-    assert found == [False]
-
-
-def test_no_check_has_failed_where_its_result_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    event = SimpleNamespace(event_type=EventType.ASSET_CHECK_EVALUATION, event_specific_data=object())
-    assert _internals.failed_blocking_check(event) is None  # type: ignore[arg-type]
-    assert "has no result of an asset check" in said(caplog)
-
-
-def test_a_failed_check_is_another_error_of_dagsters_where_it_has_none_for_that(lacking: Callable[[str], None]) -> None:
-    assert type(_internals.failed_checks_error("no")).__name__ == "DagsterAssetCheckFailedError"
-    lacking("DagsterAssetCheckFailedError")
-    assert isinstance(_internals.failed_checks_error("no"), dg.DagsterInvariantViolationError)
-
-
-def test_nothing_listens_where_an_instance_has_no_listeners(caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[object] = []
-
-    def listen(context: Any) -> None:
-        instance = Without(context.instance, "add_event_listener")
-        is_told = _internals.listen(Without(context, instance=instance), lambda _, entry: seen.append(entry))  # type: ignore[arg-type]
-        assert not is_told
-
-    in_an_asset(listen)
-    assert seen == []
-    assert "has no add_event_listener()" in said(caplog)
-
-
-@pytest.mark.parametrize("lack", ["retry_mode", "previous_attempt_count", "op_retry_policy"])
-def test_every_failed_step_counts_as_tried_again_where_its_retries_are_not_known(lack: str) -> None:
-    tried_again, _ = in_an_asset(
-        lambda context: (
-            _internals.is_tried_again(context, ValueError()),
-            _internals.is_tried_again(without_step(context, lack), ValueError()),
-        )
-    )
-    assert tried_again == (False, True)
-
-
-def test_a_failed_run_counts_as_repeated_where_that_is_not_known(lacking: Callable[[str], None]) -> None:
-    run: Any = SimpleNamespace(with_status=lambda _: run)
-    instance: Any = SimpleNamespace(run_retries_enabled=True)
-    lacking("auto_reexecution_should_retry_run")
-    assert _internals.is_run_tried_again(instance, run)
-    assert not _internals.is_run_tried_again(Without(instance, run_retries_enabled=False), run)  # type: ignore[arg-type]
-    assert _internals.is_run_tried_again(Without(instance, "run_retries_enabled"), run)  # type: ignore[arg-type]
-
-
-class Disk(dg.IOManager):
-    """Keeps what is stored."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, Any] = {}
-
-    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        self.stored[context.name] = obj
-
-    def load_input(self, context: dg.InputContext) -> Any: ...
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        len,
-        lambda batch: dg.Output(len(batch), "orders"),
-        lambda batch: dg.MaterializeResult(value=len(batch)),
-        lambda batch: (each for each in [dg.Output(len(batch), "orders")]),
-    ],
-    ids=["a value", "an output", "a result", "a generator"],
-)
-def test_what_is_returned_is_stored_where_dagster_does_not_say_how(
-    messages: LeasedQueue, lacking: Callable[[str], None], value: Callable[[LeasedBatch], Any]
-) -> None:
-    lacking("validate_and_coerce_op_result_to_iterator")
-    disk = Disk()
-
-    @dg.multi_asset(outs={"orders": dg.AssetOut()})
-    @leased("queue", wait=0, linger=0)
-    def made(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
-        return value(batch)
-
-    assert dg.materialize([made], resources={"queue": QUEUE, "io_manager": disk}).success
-    assert disk.stored == {"orders": 1}
-    assert messages.deleted == 1
-
-
-def test_several_returned_outputs_cost_no_message_where_dagster_does_not_say_how_to_store_them(
-    messages: LeasedQueue, lacking: Callable[[str], None]
-) -> None:
-    lacking("validate_and_coerce_op_result_to_iterator")
-
-    @dg.multi_asset(outs={"first": dg.AssetOut(), "second": dg.AssetOut()})
-    @leased("queue", wait=0, linger=0)
-    def made(context: dg.AssetExecutionContext, batch: LeasedBatch) -> tuple[int, int]:
-        return len(batch), 2
-
-    result = dg.materialize([made], resources={"queue": QUEUE, "io_manager": Disk()}, raise_on_error=False)
-    (failure,) = (event for event in result.all_events if event.is_step_failure)
-    assert "'made' must yield its outputs" in failure.step_failure_data.error_display_string
-    assert (messages.visible, messages.deleted) == (["a"], 0)
 
 
 def _work() -> None: ...
@@ -401,19 +209,8 @@ def test_an_event_that_has_changed_is_about_no_asset_and_names_no_error(caplog: 
     event: Any = step_failure(ZeroDivisionError())
     assert "ZeroDivisionError" in _internals.error_names(event)
     assert _internals.error_names(Without(event, "step_failure_data")) == frozenset()  # type: ignore[arg-type]
-    assert _internals.may_have_failed_by(event, "ZeroDivisionError")
-    assert not _internals.may_have_failed_by(event, "ConnectionError")
-    changed: Any = Without(event, "event_specific_data")
-    assert _internals.may_have_failed_by(changed, "ConnectionError")
     assert _internals.asset_of_event(Without(event, "asset_key")) is None  # type: ignore[arg-type]
     assert "all of its messages have failed" in said(caplog)
-
-
-@pytest.mark.parametrize("name", ["ExceptionGroup", "DagsterRedactedUserCodeError"])
-def test_a_step_may_have_failed_by_anything_where_its_error_does_not_tell_what_it_was_made_of(name: str) -> None:
-    error = SimpleNamespace(cls_name=name, cause=None, context=None)
-    event = SimpleNamespace(event_specific_data=SimpleNamespace(error=error))
-    assert _internals.may_have_failed_by(event, "ConnectionError")  # type: ignore[arg-type]
 
 
 def test_a_step_that_was_interrupted_tells_of_an_interruption_too() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sqs_lease import dead_letter
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import LeasedBatch, SqsQueueResource, leased
+from sqs_lease.dagster import LeasedBatch, SqsQueueResource
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, batch_of_run
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
@@ -29,9 +29,9 @@ def stored(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
 
 
 @dg.asset(deps=[stored])
-@leased("queue", wait=0, linger=0)
-def indexed(context: dg.AssetExecutionContext, batch: LeasedBatch) -> dg.MaterializeResult[Any]:
-    batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+def indexed(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> dg.MaterializeResult[Any]:
+    with queue.lease(context, wait=0, linger=0) as batch:
+        batch.fail([message for message in batch if message.body == "bad"], "it is bad")
     return dg.MaterializeResult(metadata={"bodies": [message.body for message in batch]})
 
 

@@ -18,7 +18,8 @@ from sqs_lease.dagster import (
     build_sqs_lease_sensor,
     sqs_lease_executor,
 )
-from sqs_lease.sqs import errors
+from sqs_lease.dagster.access_errors import access_to
+from sqs_lease.sqs import classification, errors
 from sqs_lease.testing import LeasedQueues
 from tests.dagster import executor_jobs
 from tests.dagster.executor_runs import failure, runs_in
@@ -74,6 +75,17 @@ def test_an_asset_with_an_unknown_profile_fails_with_the_queue_and_the_remedy_na
     resource = SqsQueueResource(queue=QUEUE, profile_name="nobody")
     with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile does not exist.*nobody"):
         dg.materialize([orders], resources={"queue": resource})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"region": "eu"}, r"'region' \('region_name'\?\)"), ({"aws_access_key_id": "AKIA"}, "There are no keys")],
+    ids=["another name", "a key"],
+)
+def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said) as refused:
+        SqsQueueResource(queue=QUEUE, **wrong)
+    assert "AKIA" not in str(refused.value)
 
 
 # Errors in Dagster's words
@@ -331,3 +343,13 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
         pytest.raises(dg.DagsterInvalidConfigError, match='environment variable "ORDERS_QUEUE" which is not set'),
     ):
         sensor.evaluate_tick(context)
+
+
+@pytest.mark.parametrize("name", sorted(classification._BY_EXCEPTION))
+def test_no_error_about_access_speaks_of_another_orchestrator(name: str) -> None:
+    kind: type[Exception] = type(name, (Exception,), {})
+    error = classification.error_from_exception(kind("no"), operation="ReceiveMessage", queue=QUEUE)
+    assert error is not None
+    with pytest.raises(errors.SqsError) as raised, access_to(SqsQueueResource(queue=QUEUE)):
+        raise error
+    assert "Airflow" not in str(raised.value)

@@ -8,11 +8,9 @@ import dagster as dg
 import pytest
 
 from sqs_lease.dagster import (
-    LeasedBatch,
     SqsQueueResource,
     build_sqs_backlog_check,
     build_sqs_lease_check,
-    leased,
     sqs_lease_check_result,
 )
 from sqs_lease.sqs.errors import AccessDeniedError, TransientError
@@ -182,14 +180,14 @@ def test_messages_of_a_block_whose_exception_the_step_survives_fail_the_check(
 
 
 @dg.asset(check_specs=[dg.AssetCheckSpec("sqs_lease", asset="checked")])
-@leased("queue", wait=0, linger=0)
-def checked(batch: LeasedBatch) -> dg.MaterializeResult:  # type: ignore[type-arg]
-    batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+def checked(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    with queue.lease(context, wait=0, linger=0) as batch:
+        batch.fail([message for message in batch if message.body == "bad"], "it is bad")
     return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_check_within_the_block_is_about_what_failed_so_far(
+def test_a_check_of_the_step_itself_is_about_what_failed_so_far(
     queue: LeasedQueue, instance: dg.DagsterInstance, bad: int
 ) -> None:
     queue.send("good", *["bad"] * bad)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster._internals import register_library
-from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
@@ -17,7 +16,6 @@ from sqs_lease.dagster.components.queue import SqsQueueComponent
 from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.dagster.lease_sensor.dispatch import DispatchError
 from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError, build_sqs_lease_sensor
-from sqs_lease.dagster.leased import leased
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -35,7 +33,6 @@ __all__ = [
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
-    "RetryWithoutMessagesError",
     "SqsBacklogSensorComponent",
     "SqsFunctionComponent",
     "SqsIngestionComponent",
@@ -48,7 +45,6 @@ __all__ = [
     "ingest_with_spark",
     "job_arguments",
     "lease_metadata",
-    "leased",
     "reported_result",
     "settle_ingestion",
     "sqs_lease_check_result",

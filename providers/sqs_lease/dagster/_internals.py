@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.metadata
-import inspect
 import logging
 import multiprocessing
 import re
@@ -146,11 +145,8 @@ def _step(context: Context) -> Any:
 def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
     """Add metadata to the materializations of the step's assets, or to the outputs of an op.
 
-    An asset that was yielded before has its materialization already, so it gets an observation beside it. Outputs of
-    ops that were yielded before, and dynamic ones, get nothing.
-
-    The public context does not tell what was yielded, nor what metadata was added before. Without the former, each
-    asset gets an observation. Without the latter, what is added replaces what was added before under the same keys.
+    What was yielded before, and dynamic outputs, get nothing. The public context does not tell what was yielded, nor
+    what metadata was added before.
 
     Args:
         context: The context of the asset or op; where the function is called directly, nothing is done.
@@ -161,9 +157,7 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
         return
     if isinstance(context, dg.AssetExecutionContext):
         for key in context.selected_asset_keys:
-            if _is_asset_yielded(context, key):
-                context.log_event(dg.AssetObservation(key, metadata=metadata, partition=_only_partition(context)))
-            else:
+            if not _is_asset_yielded(context, key):
                 earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
@@ -179,12 +173,8 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
 
 
 def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    try:
-        step = context.op_execution_context.get_step_execution_context()
-        return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
-    except AttributeError:
-        _warn("has_seen_output()", f"the numbers of a lease are in an observation of {key.to_user_string()}")
-        return True
+    step = context.op_execution_context.get_step_execution_context()
+    return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
 
 
 def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> Mapping[str, Any]:
@@ -195,65 +185,30 @@ def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> M
     return get(key) or {}
 
 
-def _only_partition(context: dg.AssetExecutionContext) -> str | None:
-    """The partition that is made; None without partitions, or with several at once."""
-    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
-    return keys[0] if len(keys) == 1 else None
+def report_event(context: Context, text: str, metadata: Metadata) -> None:
+    """Add an event of a step to the run's log, also where a listener of the instance's events calls this.
 
-
-def report_event(context: Context, text: str, metadata: Metadata, *, is_listener: bool = False) -> None:
-    """Add an event of a step to the run's log, for :func:`reported`.
-
-    No public event is about something else than an asset, an output or an expectation. Without engine events, it is an
-    expectation that was met; where a listener reports it, there is only a line in the process's log.
+    No public event is about something else than an asset, an output or an expectation.
 
     Args:
         context: The context of the asset or op, in a step.
         text: What the log says.
         metadata: By key.
-        is_listener: Whether a listener of the instance's events calls this. Dagster's loggers take nothing then.
     """
-    try:
-        data = _private("events", "EngineEventData")(metadata=metadata)
-        if is_listener:
-            context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
-        else:
-            dg.DagsterEvent.engine_event(_step(context), text, data)
-    except (AttributeError, TypeError):
-        _warn("engine events", "what becomes of messages is written as an expectation")
-        if is_listener:
-            logger.info(text)
-        else:
-            told = dg.ExpectationResult(True, label="sqs_lease", description=text, metadata=metadata)
-            context.op_execution_context.log_event(told)
+    data = _private("events", "EngineEventData")(metadata=metadata)
+    context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedEvent:
-    """What :func:`report_event` added to a run's log.
+def step_exception(context: Context) -> BaseException | None:
+    """Return what a step failed with, once Dagster reports that; None before.
 
-    Attributes:
-        step_key: The step.
-        metadata: By key.
-    """
-
-    step_key: str | None
-    metadata: Mapping[str, Any]
-
-
-def reported(instance: dg.DagsterInstance, run_id: str) -> Iterator[ReportedEvent]:
-    """Yield what steps of a run reported, the oldest first; events of others are among it.
+    Public is ``HookContext.op_exception``, in a hook of the op.
 
     Args:
-        instance: The instance that has the run.
-        run_id: The run.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell the events of a run, or what is in them.
+        context: The context of the op or asset, in a step.
     """
-    types = (dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.STEP_EXPECTATION_RESULT)
-    for event in run_events(instance, run_id, types):
-        yield ReportedEvent(event.step_key, event_metadata(event))
+    error: BaseException | None = context.op_execution_context.get_step_execution_context().step_exception
+    return error
 
 
 def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str) -> None:
@@ -282,78 +237,45 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
         _warn("handle_new_event()", f"the log of run {seen.run_id} lacks this warning")
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> bool:
+def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
     """Call a function with each event of a step's run, in the process of the step.
 
-    Public hooks run when a step has ended, and have no part in what the step itself holds. Without it the function is
-    not called. A lease is given back then when Python closes the step's generator, which may take until the process
-    ends; nobody is told of a value that was stored after its messages were deleted; messages of a block that raised are
-    settled at its end; and they are deleted although a blocking check of their step failed.
+    Public hooks run in the process of the step as well, but a user has to add them to each job.
 
     Args:
         context: The context of the op or asset, in a step.
-        see: Gets the instance and the event.
-
-    Returns:
-        Whether the function is called.
+        see: Gets the instance and the event. What it raises fails what is about to be reported.
     """
     instance = context.instance
-    try:
-        instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
-    except AttributeError:
-        _warn("add_event_listener()", "a lease may be held for longer where its step fails while it is suspended")
-        return False
-    return True
+    instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
 
 
-def is_tried_again(context: Context, error: Exception) -> bool:
-    """Whether Dagster tries a step again that ends with an exception: the step itself, or its run.
+@dataclass(frozen=True, slots=True)
+class RunRetrySettings:
+    """Whether an instance repeats failed runs.
 
-    The public context tells neither the retry policy in force nor whether the executor obeys it. Without it, every
-    failed step counts as tried again: its messages are given back, and ``on_failure`` is not applied.
+    Attributes:
+        enabled: Whether it does.
+        max_retries: How often, for runs without a tag of their own.
+        on_step_failure: Whether also where a step failed, and not only where the run worker did.
+    """
+
+    enabled: bool
+    max_retries: int
+    on_step_failure: bool
+
+
+def run_retry_settings(instance: dg.DagsterInstance) -> RunRetrySettings:
+    """Return an instance's settings of run retries, which are public in ``dagster.yaml`` only.
 
     Args:
-        context: The context of the asset or op, in a step.
-        error: What the step is about to raise.
+        instance: The instance.
     """
-    try:
-        step = context.op_execution_context.get_step_execution_context()
-        max_retries = 0 if step.retry_mode.disabled else _max_retries(step.op_retry_policy, error)
-        if step.previous_attempt_count < max_retries:
-            return True
-    except AttributeError:
-        _warn("retry policy of a step", "on_failure is not applied, and the messages are given back")
-        return True
-    return is_run_tried_again(context.instance, context.run)
-
-
-def _max_retries(policy: dg.RetryPolicy | None, error: Exception) -> int:
-    """How often a step is tried again that ends with an exception."""
-    if isinstance(error, dg.RetryRequested):
-        return int(error.max_retries)
-    is_final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
-    return 0 if policy is None or is_final else policy.max_retries
-
-
-def is_run_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether Dagster repeats a run if one of its steps fails for good.
-
-    Nothing public tells before the run has failed. Without it, every run counts as repeated where run retries are
-    switched on: messages are given back, and ``on_failure`` is not applied.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-    """
-    if not run_retries_enabled(instance):
-        return False
-    try:
-        failed = run.with_status(dg.DagsterRunStatus.FAILURE)
-        reason = _private("events", "RunFailureReason").STEP_FAILURE
-        return bool(_private("execution.retries", "auto_reexecution_should_retry_run")(instance, failed, reason))
-    except (AttributeError, TypeError):
-        _warn("answer whether a run is repeated", "on_failure is not applied, and the messages are given back")
-        return True
+    return RunRetrySettings(
+        instance.run_retries_enabled,
+        instance.run_retries_max_retries,
+        instance.run_retries_retry_on_asset_or_op_failure,
+    )
 
 
 def run_retries_enabled(instance: dg.DagsterInstance) -> bool:
@@ -369,83 +291,6 @@ def run_retries_enabled(instance: dg.DagsterInstance) -> bool:
     except AttributeError:
         _warn("run_retries_enabled", "failed runs count as repeated")
         return True
-
-
-_EVENTS: Final = (dg.Output, dg.DynamicOutput, dg.MaterializeResult, dg.ObserveResult, dg.AssetMaterialization)
-
-
-def output_events(context: Context, result: object) -> Iterator[Any]:
-    """Yield what a step's function returned, as if it had yielded it: Dagster does so with every function.
-
-    How Dagster does it is not public. Without it, several outputs that are returned together are refused.
-
-    Args:
-        context: The context of the asset or op, in a step.
-        result: What the function returned: values, outputs, results, or a generator of them.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not do it, and it is not known how.
-    """
-    coerce = _private("execution.plan.compute_generator", "validate_and_coerce_op_result_to_iterator")
-    outputs = context.op_def.output_defs
-    if coerce is not None:
-        yield from coerce(result, context, outputs)
-    elif inspect.isgenerator(result):
-        yield from result
-    elif isinstance(result, _EVENTS):
-        yield result
-    elif len(outputs) == 1 and not outputs[0].is_dynamic:
-        yield dg.Output(result, outputs[0].name)
-    else:
-        raise UnsupportedDagsterError(
-            "function that makes outputs of what a step returns",
-            f"{context.op_def.name!r} must yield its outputs",
-        )
-
-
-def stores_values(context: Context) -> bool:
-    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks do not count.
-
-    Which type stands for no value is public. How to ask a type is not, nor which output is of which asset. Without it,
-    every step has values.
-
-    Args:
-        context: The context of the asset or op.
-    """
-    try:
-        outputs = {output.name: output for output in context.op_def.output_defs}
-        if isinstance(context, dg.AssetExecutionContext):
-            asset = context.assets_def
-            names = {asset.get_output_name_for_asset_key(key) for key in asset.keys}
-            outputs = {name: output for name, output in outputs.items() if name in names}
-        return any(not output.dagster_type.is_nothing for output in outputs.values())
-    except AttributeError:
-        _warn("type of an output", "every step counts as one with a value")
-        return True
-
-
-def missing_outputs(context: Context) -> list[str]:
-    """Return the outputs that a step must have, and that its function did not yield: Dagster fails the step for them.
-
-    What was yielded is not public. Without it there are none: messages are deleted at the end of a block although
-    Dagster fails their step.
-
-    Args:
-        context: The context of the asset or op, in a step, whose function has ended.
-    """
-    step = _step(context)
-    try:
-        return [
-            output.name
-            for output in context.op_def.output_defs
-            if output.is_required
-            and not output.is_dynamic
-            and not output.dagster_type.is_nothing
-            and not step.has_seen_output(output.name)
-        ]
-    except AttributeError:
-        _warn("has_seen_output()", "messages are deleted although an output of their step is missing")
-        return []
 
 
 # Components
@@ -588,58 +433,6 @@ def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
         return None
 
 
-def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
-    """Return the name of the blocking check that an event says failed as an error; None for all other events.
-
-    An event's own data is not public. Without it there are none: messages are deleted at the end of a block although
-    Dagster fails their step for a check.
-
-    Args:
-        event: An event of a step.
-    """
-    if event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-        return None
-    try:
-        evaluation: Any = event.event_specific_data
-        is_error = evaluation.severity is dg.AssetCheckSeverity.ERROR
-        return str(evaluation.check_name) if evaluation.blocking and is_error and not evaluation.passed else None
-    except AttributeError:
-        _warn("result of an asset check", "messages are deleted although a blocking check of their step failed")
-        return None
-
-
-def failed_blocking_checks(context: Context) -> list[str]:
-    """Return the names of the blocking checks that this attempt at a step has yielded already, and that failed.
-
-    Args:
-        context: The context of the asset or op, in a step.
-    """
-    failed: list[str] = []
-    if context.op_execution_context.has_assets_def and any(context.op_execution_context.assets_def.check_specs):
-        types = (dg.DagsterEventType.ASSET_CHECK_EVALUATION, dg.DagsterEventType.STEP_RESTARTED)
-        for event in run_events(context.instance, context.run.run_id, types):
-            if event.step_key != step_key(context):
-                continue
-            if event.event_type is dg.DagsterEventType.STEP_RESTARTED:
-                failed.clear()
-            elif (check := failed_blocking_check(event)) is not None:
-                failed.append(check)
-    return failed
-
-
-def failed_checks_error(text: str) -> dg.DagsterError:
-    """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
-
-    It is not public. Without it, it is another error of Dagster's that no policy repeats.
-
-    Args:
-        text: What it says.
-    """
-    kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
-    error: dg.DagsterError = kind(text)
-    return error
-
-
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:
     """Return the names of the exception that a step failed with, and of its causes.
 
@@ -659,45 +452,6 @@ def error_names(event: dg.DagsterEvent) -> frozenset[str]:
         _warn("error of a failed step", "all of its messages have failed")
         return frozenset()
     return frozenset(names)
-
-
-_OPAQUE_ERRORS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup", "DagsterRedactedUserCodeError"})
-"""Errors of a step whose events do not tell what they were made of."""
-
-
-def failures_of_step(instance: dg.DagsterInstance, run_id: str, key: str) -> list[dg.DagsterEvent]:
-    """Return the events of a run by which attempts at a step failed, one for each attempt, the oldest first.
-
-    Args:
-        instance: The instance that has the run.
-        run_id: The run.
-        key: The step's.
-    """
-    types = (dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_FAILURE)
-    return [event for event in run_events(instance, run_id, types) if event.step_key == key]
-
-
-def may_have_failed_by(event: dg.DagsterEvent, error: str) -> bool:
-    """Whether an attempt at a step may have failed by an exception of some class, or by one that was made of it.
-
-    An event's own data is not public. Without it, it may.
-
-    Args:
-        event: The event of the attempt that failed.
-        error: The name of the exception's class.
-    """
-    names: set[str] = set()
-    try:
-        data: Any = event.event_specific_data
-        waiting = [data.error]
-        while waiting:
-            if (told := waiting.pop()) is not None:
-                names.add(str(told.cls_name))
-                waiting += [told.cause, told.context]
-    except AttributeError:
-        _warn("error of a failed step", "it is taken to have failed by what the block of its last lease raised")
-        return True
-    return not names or error in names or not names.isdisjoint(_OPAQUE_ERRORS)
 
 
 def is_interruption(event: dg.DagsterEvent) -> bool:

@@ -32,7 +32,6 @@ from sqs_lease.dagster._internals import (
     add_run_tags,
     awaited_steps,
     executor_events,
-    is_run_tried_again,
     materialized_by,
     observe,
     orchestrated_by,
@@ -40,10 +39,10 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.access_errors import Entered
-from sqs_lease.dagster.attempts import failure_rule
-from sqs_lease.dagster.metadata import lease_metadata, lease_summary
+from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.retries import failure_rule, may_be_repeated
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.parent_watch import working_on
@@ -236,6 +235,7 @@ class _Leasing:
 
     def lease(self, queue: SqsQueueResource) -> AbstractContextManager[OwnLeasedBatch]:
         """Receive, and hold for as long as the block lasts."""
+        queue.refuse_without_dead_letter_queue(self.options.on_failure)
         settings = LeaseSettings(queue=queue.queue, options=self.options)
         return Entered(lease_block(settings, client=queue.client()), queue)
 
@@ -398,14 +398,14 @@ def _is_repeated(plan_context: PlanOrchestrationContext) -> bool:
     """Whether Dagster repeats the run, one of whose steps failed."""
     run = plan_context.dagster_run
     try:
-        if not is_run_tried_again(plan_context.instance, run):
+        if not may_be_repeated(plan_context.instance, run):
             return False
     except Exception:
         # A message that is given back can still be dead-lettered later.
         logger.exception("Whether run %s is repeated is not known: its messages are given back", run.run_id)
         return True
     plan_context.log.info(
-        "Dagster repeats run %s, so on_failure is applied only to messages that a step failed by batch.fail()",
+        "Dagster repeats run %s, or may do so: on_failure is applied to what a step failed by batch.fail() only",
         run.run_id,
     )
     return True
@@ -451,12 +451,12 @@ def _observe(
     if not assets:
         return
     try:
-        left = queue.attributes()
+        left = left_metadata(queue.attributes())
     except SqsError as error:
         # The messages are settled; that what is left cannot be counted is no reason to fail the run.
         plan_context.log.warning("What is left in the queue is not known: %s", error)
-        left = None
-    observe(instance, run, assets, lease_metadata(batch, left))
+        left = {}
+    observe(instance, run, assets, {**lease_metadata(batch), **left})
 
 
 def _remove(folder: BatchFolder) -> None:

@@ -24,13 +24,22 @@ UNSETTLED: Final = f"{PREFIX}unsettled"
 UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
 """Counts that should be 0: others may have worked on those messages too, or will."""
 
+ENDS: Final = (
+    DELETED,
+    f"{PREFIX}released",
+    f"{PREFIX}dead_lettered",
+    f"{PREFIX}expired",
+    f"{PREFIX}lost",
+    f"{PREFIX}late",
+    f"{PREFIX}uncertain",
+    UNSETTLED,
+)
+"""Counts of what became of messages."""
+
 QUEUE: Final = f"{PREFIX}queue"
 
 CONSOLE: Final = f"{PREFIX}console"
 """The link to the queue in the AWS console."""
-
-EARLIER: Final = f"{PREFIX}earlier_"
-"""What the keys begin with that are about earlier attempts at the step."""
 
 _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
 _LEFT: Final = f"{PREFIX}left_"
@@ -68,12 +77,21 @@ def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
     return {_OLDEST_AGE: dg.MetadataValue.float(round(age.total_seconds(), 3))}
 
 
-def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
+def left_metadata(queue: QueueAttributes) -> dict[str, dg.MetadataValue]:
+    """Describe what is left in a queue: ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed``.
+
+    Args:
+        queue: What the queue says of itself now; the counts are approximate.
+    """
+    numbers = {"visible": queue.visible, "in_flight": queue.in_flight, "delayed": queue.delayed}
+    return {f"{_LEFT}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()}
+
+
+def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
     """Describe what became of a batch.
 
     Args:
-        batch: The batch; after its block, so that everything is settled.
-        queue: What the queue says of itself now; without it, the keys about what is left in it are missing.
+        batch: The batch, when everything is settled.
 
     Returns:
         By key: ``sqs/received``; by outcome ``sqs/deleted``, ``sqs/released``, ``sqs/dead_lettered``,
@@ -100,8 +118,6 @@ def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = N
         "extension_calls": report.extension_calls,
         "late": report.late,
     }
-    if queue is not None:
-        numbers |= {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
     metadata: dict[str, dg.MetadataValue] = {
         f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()
     }
@@ -136,8 +152,7 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
         later: What :func:`lease_metadata` says of one more lease.
 
     Returns:
-        Counts added up, and the greatest age. What is left in the queue, and what earlier attempts did, is as the
-        later lease has it.
+        Counts added up, and the greatest age.
     """
     if QUEUE not in earlier:
         return dict(later)
@@ -149,6 +164,6 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
             metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
         elif key == _OLDEST_AGE:
             metadata[key] = dg.MetadataValue.float(max(before, now))
-        elif key.startswith(PREFIX) and not key.startswith((_LEFT, EARLIER, CONSOLE)):
+        elif key.startswith(PREFIX) and key != CONSOLE:
             metadata[key] = dg.MetadataValue.int(before + now)
     return metadata

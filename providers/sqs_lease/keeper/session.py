@@ -95,8 +95,9 @@ class SettlementError(Exception):
         self.counts: Mapping[str, int] = Counter(details.values())
         said = "; ".join(f"{count} times: {text or 'no reason given'}" for text, count in self.counts.items())
         super().__init__(
-            f"{len(details)} messages of {queue} were not settled as asked, and come back when their visibility "
-            f"timeout ends: {_named(list(details))}. {said}. Check that the queue exists and can be reached, that "
+            f"{len(details)} messages of {queue} were not settled as asked: {_named(list(details))}. They come back: "
+            "at once if the dead-letter queue refused them, or else when their visibility timeout ends. "
+            f"{said}. Check that the queue exists and can be reached, that "
             "the caller may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it has "
             "a dead-letter queue to which the caller may sqs:SendMessage"
         )
@@ -401,14 +402,7 @@ class LeaseSession:
             SettlementError: The block ended well, and the service refused settlements.
             LeasesLostError: The block ended well, leases were lost or lapsed, and the user asked for this error.
         """
-        problems: list[Exception] = []
-        if (refused := self._refusal()) is not None:
-            problems.append(refused)
-        if (lost := self._losses()) is not None:
-            if self._settings.on_lost == "warn":
-                logger.warning("%s", lost)
-            else:
-                problems.append(lost)
+        problems = self.problems()
         if error is None and problems:
             first, *others = problems
             for other in others:
@@ -418,8 +412,27 @@ class LeaseSession:
             if error is not None:
                 error.add_note(str(problem))
             if not isinstance(error, Exception):
-                # Nobody may ever see an interruption's notes.
+                # An interruption's notes may never be seen.
                 logger.warning("%s", problem)
+
+    def problems(self) -> list[Exception]:
+        """Return what was not as asked and was not told yet, after :meth:`finish`, as the errors that tell of it.
+
+        Lost leases are logged instead, unless the user asked for an error.
+        """
+        problems: list[Exception] = []
+        if (refused := self._refusal()) is not None:
+            problems.append(refused)
+        if (lost := self._losses()) is not None:
+            if self._settings.on_lost == "warn":
+                logger.warning("%s", lost)
+            else:
+                problems.append(lost)
+        return problems
+
+    def is_decided(self, receipt: Receipt) -> bool:
+        """Whether it was said within the block what becomes of a message."""
+        return receipt in self._decided
 
     def still_held(self, receipt: Receipt) -> bool:
         """Whether a message is certainly ours; what was settled, or is about to be, is not."""

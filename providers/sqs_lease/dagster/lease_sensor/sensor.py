@@ -38,12 +38,12 @@ from sqs_lease.dagster._internals import (
     storage_id,
 )
 from sqs_lease.dagster.access_errors import access_to
-from sqs_lease.dagster.attempts import failure_rule
 from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
 from sqs_lease.dagster.lease_sensor.dispatch import AssetKeys, Dispatch, Dispatcher
 from sqs_lease.dagster.lease_sensor.host import HostIsOverError, LeaseHost
 from sqs_lease.dagster.lease_sensor.settings import HostSettings, Request
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.run_folders import check_workspace
 from sqs_lease.dagster.targets import Job, RunConfig, Target, add_requests, jobs_of_a_list, target_argument

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -62,14 +62,16 @@ class RunBatch(LeasedBatch):
     - ``release``: it is visible again, whatever the failure rule.
 
     What was failed or released by an attempt that Dagster tries again is forgotten: the next attempt gets it again.
+    Steps that begin after another one has failed a message do not get it.
 
     Attributes:
         batch_id: Names the batch.
     """
 
-    def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool) -> None:
+    def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool, failed: Collection[str] = ()) -> None:
+        left_out = {*work.done, *failed}
         # What an earlier block of the same attempt had, it is done with: see _begun().
-        messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in work.done]
+        messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in left_out]
         super().__init__(messages, held.manifest.queue_url)
         self.batch_id = held.manifest.batch_id
         self._folder = held.folder
@@ -273,7 +275,9 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     _refuse_if_settling(folder, context)
     work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        batch = RunBatch(held, work, is_rest=is_rest)
+        # What another step has failed is not worked on any more.
+        failed = {each for piece in folder.pieces().values() if piece.name != work.name for each in piece.failed}
+        batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
         try:
             yield batch
