@@ -40,6 +40,7 @@ from sqs_lease.keeper.listening import Listener, ListenerThread
 from sqs_lease.keeper.loop_thread import Inbox, LoopThread, LoopThreadError
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.session import (
     GIVE_BACK_SECONDS,
     LISTENER_SECONDS,
@@ -244,6 +245,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self._batch = batch
         self._open: _OpenLease | None = None
         self._entered: object = None  # the span that is current within the block
+        self._is_passed_on = False
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
@@ -257,7 +259,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.leave()
-        if self._open is not None:
+        if self._open is not None and not self._is_passed_on:
             self._open.leave(error)
 
     def leave(self) -> None:
@@ -276,6 +278,23 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
             What was not as asked, as the errors that the end of a block raises.
         """
         return [] if self._open is None else self._open.end_by(error)
+
+    def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
+        """Pass on to the next attempt what the work left when it failed, and end the lease.
+
+        What was settled within the block, and what ``MessageFailed`` does not name, is settled.
+
+        Args:
+            error: What ended the work.
+            seconds: How long each lease is to last for the next holder.
+
+        Returns:
+            What the next holder adopts; None where the lease has ended before.
+        """
+        if self._open is None:
+            return None
+        self._is_passed_on = True
+        return self._open.pass_on(error, seconds)
 
     def give_back(self) -> bool:
         """End the lease now: what was not settled is visible again at once, whatever the failure rule.
@@ -403,6 +422,17 @@ class _OpenLease:
         finally:
             self._end()
         return self.session.problems()
+
+    def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
+        """Settle what is done, pass the rest on, and end."""
+        if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
+            return None
+        try:
+            left = self.session.last_settlements(error)
+            done = {receipt: settlement for receipt, settlement in left.items() if isinstance(settlement, Delete)}
+            return self._host.run(self.session.pass_on(done, seconds))
+        finally:
+            self._end()
 
     def give_back(self) -> bool:
         """Give back what was not settled, and end, if the lease has not ended yet; return whether that was so."""

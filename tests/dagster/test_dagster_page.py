@@ -13,7 +13,6 @@ import pytest
 from demo.processes import ROOT
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.testing import LeasedQueues
-from tests.dagster.lease_ground import eventually
 from tests.docs.test_examples import blocks
 
 PAGE = ROOT / "docs" / "dagster.md"
@@ -135,7 +134,7 @@ def test_messages_go_to_the_job_and_partition_that_they_name_and_others_are_dead
         "returns": None,
     }
     assert [each.partition_keys for each in requests.dynamic_partitions_requests] == [["ann"]]
-    eventually(lambda: queue.dead_letters == [other], "the message that fits no job is a dead letter")
+    assert queue.dead_letters == [other]
 
 
 def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> None:

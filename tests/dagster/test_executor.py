@@ -27,6 +27,7 @@ from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.service_errors import ACCESS_DENIED
 from tests.dagster import executor_jobs
+from tests.dagster.eventually import eventually
 from tests.dagster.executor_runs import (
     Runs,
     check_that_only_a_whole_repetition_may_lease,
@@ -34,7 +35,6 @@ from tests.dagster.executor_runs import (
     numbers,
     runs_in,
 )
-from tests.dagster.lease_ground import eventually
 
 DEADLINE_SECONDS = 600.0
 

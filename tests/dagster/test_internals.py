@@ -3,13 +3,10 @@
 That all of it is there on the installed release is tested by all other tests of this directory: see conftest.py.
 """
 
-import atexit
 import importlib
 import importlib.metadata
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +16,7 @@ import pytest
 
 from sqs_lease.dagster import _internals
 from sqs_lease.dagster._internals import UnsupportedDagsterError
-from sqs_lease.dagster.run_batch.folder import PieceOfWork
-from sqs_lease.dagster.verdict import StepEnds, WorkDone, failed
+from sqs_lease.dagster.verdict import StepEnds
 
 EventType = dg.DagsterEventType
 
@@ -151,14 +147,6 @@ def test_a_process_is_a_steps_where_the_module_of_dagster_started_it(monkeypatch
     assert _internals.run_worker() is None
 
 
-def test_the_last_calls_are_made_by_atexit_where_threads_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: list[object] = []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    monkeypatch.delattr(threading, "_register_atexit")
-    _internals.at_exit(_work)
-    assert registered == [_work]
-
-
 def test_the_events_of_a_run_are_found_in_either_way(caplog: pytest.LogCaptureFixture) -> None:
     @dg.op
     def first() -> None: ...
@@ -218,15 +206,6 @@ def test_a_step_that_was_interrupted_tells_of_an_interruption_too() -> None:
     assert _internals.is_interruption(step_failure(dg.DagsterExecutionInterruptedError()))
 
 
-def test_an_event_of_a_run_is_in_the_log_of_the_process_where_that_of_the_run_takes_none(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run: Any = SimpleNamespace(run_id="r")
-    instance: Any = Without(dg.DagsterInstance.ephemeral(), "report_engine_event")
-    _internals.report_run_event(instance, run, "2 deleted")
-    assert "the log of run r lacks this: 2 deleted" in said(caplog)
-
-
 def test_an_executors_numbers_are_a_line_of_the_log_where_there_are_no_engine_events(
     lacking: Callable[[str], None],
 ) -> None:
@@ -273,20 +252,6 @@ def test_a_run_that_repeats_another_one_is_refused_where_plans_are_not_known(
         _internals.planned_steps(changed, run)
 
 
-def test_no_message_of_a_failed_run_is_deleted_where_plans_are_not_known(
-    planned: tuple[dg.DagsterInstance, dg.DagsterRun],
-) -> None:
-    instance, run = planned
-    assert _internals.upstream_steps(instance, run) == {"load": set()}
-    changed: Any = Without(instance, "get_execution_plan_snapshot")
-    assert _internals.upstream_steps(changed, run) is None
-    work = WorkDone(changed, [run])
-    assert not work.is_whole()
-    pieces = {"load": PieceOfWork("load", f"{run.run_id}/0", is_over=True)}
-    found = failed(["m1"], work.steps, pieces, is_whole=work.is_whole(), reason="the run failed")
-    assert [list(ids) for ids in found.failed.values()] == [["m1"]]
-
-
 def test_any_step_may_be_waited_for_where_an_executors_plan_does_not_say() -> None:
     plan: Any = SimpleNamespace()
     assert _internals.awaited_steps(plan) is None
@@ -307,33 +272,6 @@ def test_a_sensor_that_cannot_tell_a_test_receives_nothing() -> None:
         changed: Any = Without(context, "log_key")
         with pytest.raises(UnsupportedDagsterError, match="the daemon's cannot be told from a test"):
             _internals.is_tick_of_the_daemon(changed)
-
-
-def test_a_sensor_has_no_code_location_where_its_context_does_not_say() -> None:
-    context: Any = SimpleNamespace(code_location_origin=SimpleNamespace(location_name="shop"))
-    assert _internals.location_name(context) == "shop"
-    assert _internals.location_name(Without(context, "code_location_origin")) is None  # type: ignore[arg-type]
-
-
-def test_the_instance_of_dagster_home_is_kept_where_an_instance_cannot_be_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    with dg.DagsterInstance.ephemeral() as ephemeral:
-        assert _internals.lasting_instance(SimpleNamespace(instance=ephemeral)) == (ephemeral, False)  # type: ignore[arg-type]
-        context: Any = SimpleNamespace(instance=Without(ephemeral, "get_ref", is_ephemeral=False))
-        instance, disposes = _internals.lasting_instance(context)
-        assert disposes
-        assert instance.root_directory == str(tmp_path)
-        _internals.dispose(instance)
-        _internals.dispose(Without(instance, "dispose"))  # type: ignore[arg-type]
-
-
-def test_a_database_goes_by_its_kind_where_it_has_no_name() -> None:
-    instance: Any = SimpleNamespace(run_storage=SimpleNamespace(get_run_storage_id=lambda: "7"))
-    assert _internals.storage_id(instance) == "7"
-    assert _internals.storage_id(Without(instance, run_storage=SimpleNamespace())) == "SimpleNamespace"  # type: ignore[arg-type]
-    assert _internals.storage_id(Without(instance, "run_storage")) == "Without"  # type: ignore[arg-type]
 
 
 def test_a_job_of_assets_is_told_by_what_makes_one() -> None:

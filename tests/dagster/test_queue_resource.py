@@ -17,7 +17,7 @@ from sqs_lease.dagster import (
     SqsQueueResource,
     build_sqs_backlog_check,
     build_sqs_backlog_sensor,
-    build_sqs_lease_sensor,
+    build_sqs_router,
     sqs_lease_executor,
 )
 from sqs_lease.dagster._internals import Context
@@ -400,11 +400,11 @@ class Bucket(dg.ConfigurableResource[Any]):
     "make",
     [
         lambda queue: build_sqs_backlog_sensor("waiting", queue, "orders"),
-        lambda queue: build_sqs_lease_sensor("waiting", queue, "orders", workspace="/tmp"),
+        lambda queue: build_sqs_router("waiting", queue, "orders", workspace="/tmp"),
         lambda queue: build_sqs_backlog_check("orders", queue),
         lambda queue: sqs_lease_executor(queue, workspace="/tmp"),
     ],
-    ids=["backlog sensor", "lease sensor", "check", "executor"],
+    ids=["backlog sensor", "router", "check", "executor"],
 )
 def test_something_else_than_a_queue_is_refused_where_it_is_written_and_not_shown(
     make: Callable[[Any], object],

@@ -11,13 +11,11 @@ log of the process. Where messages could be deleted that nobody has worked on, t
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import importlib.metadata
 import logging
 import multiprocessing
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -278,21 +276,6 @@ def run_retry_settings(instance: dg.DagsterInstance) -> RunRetrySettings:
     )
 
 
-def run_retries_enabled(instance: dg.DagsterInstance) -> bool:
-    """Whether the instance repeats failed runs.
-
-    Nothing public tells. Without it, it counts as switched on: ``on_failure`` waits for what Dagster's tags say.
-
-    Args:
-        instance: The instance.
-    """
-    try:
-        return bool(instance.run_retries_enabled)
-    except AttributeError:
-        _warn("run_retries_enabled", "failed runs count as repeated")
-        return True
-
-
 # Components
 
 
@@ -333,19 +316,6 @@ def run_worker() -> BaseProcess | None:
     if getattr(target, "__module__", None) != _STEP_PROCESSES:
         return None
     return multiprocessing.parent_process()
-
-
-def at_exit(function: Callable[[], None]) -> None:
-    """Call a function when the process ends, before the thread pools do.
-
-    Python's ``atexit`` calls functions after the end of all thread pools, and calls to SQS need one. Without it, they
-    fail: leases are not extended once more when a code server ends, so there is less time for the next one to come.
-
-    Args:
-        function: The function.
-    """
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(function)
 
 
 # Events of runs
@@ -487,22 +457,6 @@ def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, s
         raise UnsupportedDagsterError("add_run_tags()", "steps would not find the messages of their run") from error
 
 
-def report_run_event(instance: dg.DagsterInstance, run: dg.DagsterRun, text: str) -> None:
-    """Add an event to the log of a run, from outside of it.
-
-    Nothing public does. Without it, the text is in the log of the process.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        text: What the log says.
-    """
-    try:
-        instance.report_engine_event(text, run)
-    except AttributeError:
-        _warn("report_engine_event()", f"the log of run {run.run_id} lacks this: {text}")
-
-
 def executor_events(
     plan_context: PlanOrchestrationContext, text: str, metadata: Metadata | None = None
 ) -> Iterator[dg.DagsterEvent]:
@@ -581,23 +535,6 @@ def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str,
             f"plan of run {run.run_id}", "it is not known which steps would never see the messages"
         ) from error
     return steps
-
-
-def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Mapping[str, Collection[str]] | None:
-    """Return the steps that each step of a run waits for, by key; see :func:`planned_steps` for their keys.
-
-    Plans of runs are not public. Without them it is not known, which is None: every failed step counts as one that
-    others wait for, so that no message of its run is deleted.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-    """
-    try:
-        return {key: step.upstream for key, step in planned_steps(instance, run).items()}
-    except UnsupportedDagsterError:
-        _warn(f"plan of run {run.run_id}", "no message of it is deleted if a step of it fails")
-        return None
 
 
 def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]] | None:
@@ -739,64 +676,13 @@ def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
 def location_name(context: dg.SensorEvaluationContext) -> str | None:
     """Return the name of the code location of a sensor; None where it is evaluated by hand.
 
-    The public context knows the repository only. Without it, sensors of several code locations that have one name are
-    taken for one.
+    The public context knows the repository only.
 
     Args:
         context: The context of the evaluation.
     """
-    try:
-        origin = context.code_location_origin
-    except AttributeError:
-        _warn("code_location_origin", "sensors with one name in several code locations are taken for one")
-        return None
+    origin = context.code_location_origin
     return None if origin is None else origin.location_name
-
-
-def lasting_instance(context: dg.SensorEvaluationContext) -> tuple[dg.DagsterInstance, bool]:
-    """Return an instance to keep after the evaluation of a sensor, and whether :func:`dispose` is to end it.
-
-    The evaluation's own is disposed of with it, unless it is in memory. A copy is not public. Without it, the instance
-    is the one that ``DAGSTER_HOME`` names.
-
-    Args:
-        context: The context of the evaluation.
-    """
-    try:
-        if context.instance.is_ephemeral:
-            return context.instance, False
-        return dg.DagsterInstance.from_ref(context.instance.get_ref()), True
-    except AttributeError:
-        _warn("copy of an instance", "that of DAGSTER_HOME is taken")
-        return dg.DagsterInstance.get(), True
-
-
-def dispose(instance: dg.DagsterInstance) -> None:
-    """Close what an instance has open.
-
-    It is not public. Without it, Python closes it when nothing refers to the instance.
-
-    Args:
-        instance: The instance.
-    """
-    with suppress(AttributeError):
-        instance.dispose()
-
-
-def storage_id(instance: dg.DagsterInstance) -> str:
-    """Name the database of an instance's runs.
-
-    It is not public. Without it, all instances of a kind have one name, so that two deployments which share the
-    workspace of a sensor by mistake do not notice.
-
-    Args:
-        instance: The instance.
-    """
-    storage: Any = getattr(instance, "run_storage", instance)
-    try:
-        return str(storage.get_run_storage_id())
-    except (AttributeError, NotImplementedError):
-        return type(storage).__name__
 
 
 def is_asset_job(target: object) -> bool:

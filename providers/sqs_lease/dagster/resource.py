@@ -22,6 +22,7 @@ from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.retries import may_dead_letter
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
+from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
 from sqs_lease.dagster.step_lease import RecordingBatch, StepEnd, StepLease, step_end
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings
@@ -171,20 +172,21 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> AbstractContextManager[LeasedBatch]:
         """Work on a batch in an op or asset, which is invisible to other consumers until the step ends.
 
-        Where the run's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) or a
-        sensor holds messages of the queue for the run, the block works on those, like every other step of the run. They
-        are settled when the run has ended; see
-        :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a step says of them meanwhile.
-        The arguments of this method apply to runs without such a batch only, and the run's log names those that do not.
-        What follows is for those runs.
+        Where the run's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) holds
+        messages of the queue for the run, the block works on those, like every other step of the run. They are settled
+        when the run has ended; see :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a
+        step says of them meanwhile. The arguments of this method apply to runs without such a batch only, and the run's
+        log names those that do not. What follows is for those runs.
 
-        The block receives. A thread of this process extends the leases. **They end with the step**: when it has
-        succeeded, and its IO managers have stored its values, the messages are deleted. If it fails they are given
-        back; with ``MessageFailed`` only those that it names. While Dagster tries again (``RetryPolicy``,
-        ``RetryRequested``, run retries), and where that is not known, they are visible again at once, and the next
-        attempt receives them; ``on_failure`` is for the last attempt. With it, a ``JobError`` dead-letters nothing,
-        unless ``by_exception`` names it. A block whose exception the step survives has failed all the same: its
-        messages are settled by ``on_failure`` when the step has ended.
+        The block receives. Where a router started the run
+        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up what the router received for
+        it instead, and an attempt that follows takes up what the one before it left. A thread of this process extends
+        the leases. **They end with the step**: when it has succeeded, and its IO managers have stored its values, the
+        messages are deleted. If it fails they are given back; with ``MessageFailed`` only those that it names. While
+        Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries), and where that is not known, they are
+        visible again at once, and the next attempt receives them; ``on_failure`` is for the last attempt. With it, a
+        ``JobError`` dead-letters nothing, unless ``by_exception`` names it. A block whose exception the step survives
+        has failed all the same: its messages are settled by ``on_failure`` when the step has ended.
 
         Single messages are failed for good, in any attempt, by ``batch.fail(ids, reason)``, which only takes note;
         the work on the others goes on. ``batch.succeed(ids)`` deletes at once, for steps that work on batch after
@@ -222,7 +224,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         The ``with`` statement raises
 
-        - ``BatchFolderError`` where the run's batch is being settled, because the run came too late;
+        - ``BatchFolderError`` where the run's batch is not there any more, because the run came too late;
         - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
         - ``ValueError`` where ``on_failure`` may dead-letter, and the queue has no redrive policy;
         - ``RuntimeError`` where the step has 100 open leases.
@@ -241,23 +243,31 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         options = lease_options(self.queue, arguments)
         held = batch_of_run(context, self.queue)
         given = _given(arguments)
+        routed = routed_batch(context, self.queue) if held is None else None
         inner = (
-            self._received(context, options, on_failure) if held is None else lambda: self._joined(context, held, given)
+            self._received(context, options, on_failure, routed)
+            if held is None
+            else lambda: self._joined(context, held, given)
         )
         return QueueLease(inner, self.queue, step_end(context))
 
-    def _received(self, context: Context, options: LeaseOptions, on_failure: OnFailure | None) -> _OpensLease:
+    def _received(
+        self, context: Context, options: LeaseOptions, on_failure: OnFailure | None, routed: RoutedBatch | None
+    ) -> _OpensLease:
         end = step_end(context)
 
         def block(rule: FailureRule, batch: type[OwnLeasedBatch]) -> LeaseBlock:
-            settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=rule))
+            adopts = None if routed is None else routed.take_up()
+            settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=rule), adopts=adopts)
             return lease_block(settings, client=self.client(), batch=batch)
 
         def opened() -> AbstractContextManager[LeasedBatch]:
             self.refuse_without_dead_letter_queue(options.on_failure)
             if end is None:
                 return Entered(block(options.on_failure, OwnLeasedBatch), self)
-            return Entered(StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure), self)
+            return Entered(
+                StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed), self
+            )
 
         return opened
 

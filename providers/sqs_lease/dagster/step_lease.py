@@ -62,6 +62,7 @@ from sqs_lease.dagster.metadata import (
     work_metadata,
 )
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, failure_rule, may_be_repeated
+from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch
 from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -148,6 +149,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         make: Makes the block of the lease for a failure rule; its batch is a :class:`RecordingBatch`.
         attributes: Reads what the queue says of itself.
         on_failure: What becomes of messages that failed for good.
+        routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
 
     Raises:
         ValueError: There is no such rule, or an argument of it is out of range.
@@ -160,17 +162,22 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         make: Callable[[FailureRule], LeaseBlock],
         attributes: Callable[[], QueueAttributes],
         on_failure: OnFailure | None,
+        routed: RoutedBatch | None = None,
     ) -> None:
         self.attributes = attributes
         self._end = end
+        self._routed = routed
         # The lease's thread has the rule, which must not lead back to the lease: one that is dropped is given back.
         self._is_tried_again = Event()
-        self._block = make(ReleaseWhileRetrying(failure_rule(on_failure), self._is_tried_again))
+        self._make = make
+        self._rule = ReleaseWhileRetrying(failure_rule(on_failure), self._is_tried_again)
+        self._block: LeaseBlock | None = None
         self._batch: RecordingBatch | None = None
         self._raised: Exception | None = None
 
     def __enter__(self) -> LeasedBatch:
         self._end.refuse_too_many()
+        self._block = self._make(self._rule)
         batch = self._block.__enter__()
         if not isinstance(batch, RecordingBatch):
             raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
@@ -182,11 +189,11 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        batch = self._batch
-        if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
+        batch, block = self._batch, self._block
+        if batch is None or block is None or not batch.is_open or isinstance(error, GeneratorExit):
             # Of these, the last one is a function that is dropped while it is suspended: its step comes to its end.
             return
-        self._block.leave()
+        block.leave()
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
             return
@@ -204,17 +211,36 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             error: What the step failed with; None if it succeeded.
             is_tried_again: Whether the step is tried again, or may be.
         """
-        batch = self._batch
-        if batch is None or not batch.is_open:
+        batch, block = self._batch, self._block
+        if batch is None or block is None or not batch.is_open:
             return
         if is_tried_again:
             self._is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
-        problems = self._block.settle(error if is_interrupted else self._raised or error)
+        ended_by = error if is_interrupted else self._raised or error
+        passed_on = 0
+        if is_tried_again and self._routed is not None and ended_by is not None:
+            passed_on = self._pass_on(block, self._routed, ended_by)
+        problems = block.settle(ended_by)
         text = lease_summary(batch)
-        if is_tried_again:
+        if passed_on:
+            text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
+        elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
         self._end.ended(self, text, lease_metadata(batch), [*batch.refused, *problems])
+
+    def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int:
+        """Write down what is left for the next attempt; return how many messages that are."""
+        try:
+            written = block.pass_on(error, HANDOFF_SECONDS)
+            if written is None or not written.leases:
+                return 0
+            routed.write(written)
+        except Exception:
+            # They come back when that has passed, and the router starts another run.
+            logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
+            return 0
+        return len(written.leases)
 
 
 _LAST_EVENTS: Final = (

@@ -52,6 +52,7 @@ from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Reception
 from sqs_lease.keeper.telemetry import LeaseSpan
 from sqs_lease.sqs.validation import queue_reference
@@ -144,6 +145,8 @@ class LeaseSettings:
     options: LeaseOptions
     on_event: EventListener | None = None
     on_lost: OnLost = "warn"
+    adopts: tuple[WrittenBatch, tuple[Message, ...]] | None = None
+    """What another holder passed on, with its messages, in place of what would be received; for hosts."""
 
     def __post_init__(self) -> None:
         queue_reference(self.queue)
@@ -221,6 +224,11 @@ class LeaseSession:
             queue.queue_url, policy=queue.policy, on_failure=options.on_failure, on_event=self._tell
         )
 
+        if (adopts := self._settings.adopts) is not None:
+            batch.adopt(*adopts)
+            self.messages = tuple(batch.messages())
+            return
+
         def hold(reception: Reception) -> None:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
@@ -268,6 +276,20 @@ class LeaseSession:
             # With those that were settled before and wait for their turn within their group.
             self.decide(settlements)
             await self._settle_within(self._decided, within)
+        finally:
+            await to_its_end(self._close())
+
+    async def pass_on(self, settlements: Mapping[Receipt, Settlement], seconds: float) -> WrittenBatch:
+        """Settle some messages and those that were settled before, pass the others on, and close.
+
+        Args:
+            settlements: What becomes of some messages.
+            seconds: See :meth:`Batch.pass_on <sqs_lease.keeper.batch.Batch.pass_on>`.
+        """
+        try:
+            self.decide(settlements)
+            await self._settle_within(self._decided, None)
+            return await self.batch.pass_on(seconds)
         finally:
             await to_its_end(self._close())
 

@@ -160,7 +160,7 @@ def test_it_loads_without_aws_and_without_spark_and_only_the_sensor_of_the_fligh
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.partition("FACTS")[2]) == {
         "running": ["flights_backlog"],
-        "sensors": ["bookings_backlog", "customers_backlog", "deliveries_lease", "flights_backlog"],
+        "sensors": ["bookings_backlog", "customers_backlog", "deliveries_router", "flights_backlog"],
         "jobs": ["bookings_in_order", "deliveries", "orders_in_steps"],
         "assets": ["customers", "flights"],
         "imported": [],
@@ -178,8 +178,8 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
 
 
 def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(examples: Examples) -> None:
-    examples.stack.api.start_sensor("deliveries_lease")
-    first = examples.runs["first deliveries"] = examples.first_run(sensor_name="deliveries_lease")
+    examples.stack.api.start_sensor("deliveries_router")
+    first = examples.runs["first deliveries"] = examples.first_run(sensor_name="deliveries_router")
     assert examples.ended("first deliveries").state == "FAILURE"
     assert (examples.visible("deliveries"), examples.in_flight("deliveries")) == ([], 2)
 

@@ -1,120 +1,163 @@
-"""The leases of a batch in its directory, for a process that takes them over from one that is gone.
+"""A batch that a router wrote down for one run, and its holder from then on: by the one rule of passing a batch on.
 
-The files, beside those of ``folder.py``:
+The router receives, writes the batch down, extends it once and forgets it. The run takes it up when its first
+``lease(context)`` or its executor begins, and relies only on what has not passed its deadline. If a step fails that is
+tried again, it writes down what is left in the same way, and the next attempt takes that up.
 
-- ``leases.json``: the leases as they were received. It is written last, so a directory without it is of a batch that
-  nobody was told of. It has the receipt handles in it, so on a local path only its owner can read it; a prefix of an
-  object store should be as private.
-- ``held-until.json``: until when every lease lasts at least, written again whenever they were extended.
-- ``settling.json``: the batch is being settled, and these messages are deleted. It is written before the first call.
-  Who finds it does not extend or release anything: what was given back may be somebody else's by now, and a standard
-  queue would take it from them. It deletes once more what was to be deleted; the rest comes back by itself.
+Beside the messages (``folder.py``) there are two files in the directory:
 
-The directory of a settled batch is removed file by file in the order of their names, so ``leases.json`` goes before
-``settling.json``: a process that is killed in between leaves nothing that could be taken for a batch that is held.
+- ``run.json``: the run that the batch goes to, so that it can be asked for once more.
+- ``leases.json``: the leases as they were passed on (:class:`sqs_lease.keeper.plain_leases.WrittenBatch`). It is
+  written last, and removed by the one that takes the batch up. Removing a file of a local directory is atomic, so of
+  two that want it, one gets it. It has receipt handles in it: only its owner can read it, and a directory of an object
+  store, where others might, is refused.
 
-All of it blocks. Times are seconds since the epoch.
+What a crash leaves costs nothing: SQS makes the messages visible when their deadline has passed, and a directory that
+is of no use any more is removed by the router.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-import msgspec
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.core.messages import Message
+from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.leased_batch import is_same_queue
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
 
-from sqs_lease.core.messages import Lease
-from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder
-from sqs_lease.keeper.plain_leases import decode_leases, encode_leases
+ROUTED_TAG: Final = "sqs_lease/routed_batch"
+"""The tag of a router's run: the directory of its batch."""
 
 LEASES: Final = "leases.json"
-HELD_UNTIL: Final = "held-until.json"
+
+HANDOFF_SECONDS: Final = 300.0
+"""How long a batch that is passed on lasts, unless the router says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedLeases:
-    """What a directory has of a batch's leases.
+class RoutedBatch:
+    """The batch of a run that a router asked for.
 
     Attributes:
-        batch_id: The batch.
-        queue_url: The queue.
-        leases: The leases, in the order of the batch, with their deadlines as far as they are known.
-        deleting: The ids of what is to be deleted, where the batch is being settled; None where it is not.
+        folder: Its directory.
+        run_id: The run, for errors.
     """
 
-    batch_id: str
-    queue_url: str
-    leases: Sequence[Lease]
-    deleting: frozenset[str] | None = None
+    folder: BatchFolder
+    run_id: str
+
+    def take_up(self) -> tuple[WrittenBatch, tuple[Message, ...]]:
+        """Take the batch up: what is written, and its messages with their receipts.
+
+        Raises:
+            BatchFolderError: It is gone: it was taken up or settled before, or this came too late for it.
+            ModuleNotFoundError: The extra ``manifest`` is not installed.
+        """
+        require_manifests("The batch of a run", "dagster,manifest")
+        written = read_written(self.folder)
+        if written is None or not _take(self.folder):
+            raise BatchFolderError(
+                f"the batch of run {self.run_id} at {self.folder} is not there to be taken up: it was settled, or "
+                "another step of the run has it. Where several steps work on one batch, give their job "
+                "sqs_lease_executor. What was not done is visible in the queue, and the router starts another run"
+            )
+        if is_over(written):
+            raise BatchFolderError(
+                f"run {self.run_id} came too late for its batch at {self.folder}: its messages were visible again by "
+                "then, and the router starts another run for them. Raise handoff_timeout of the router above the time "
+                "that runs wait in the queue of runs, or lower max_batches"
+            )
+        contents = {message.message_id: message for message in self.folder.manifest().messages}
+        receipts = [lease.receipt for lease in written.leases]
+        messages = [
+            replace(contents[receipt.message_id], receipt=receipt)
+            for receipt in receipts
+            if receipt.message_id in contents
+        ]
+        return written, tuple(messages)
+
+    def write(self, written: WrittenBatch) -> None:
+        """Write down what is passed on to the next attempt.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_leases(self.folder, written)
 
 
-class _LeasesFile(msgspec.Struct):
-    """What :func:`write_leases` writes."""
+def routed_batch(context: Context, queue: str) -> RoutedBatch | None:
+    """Return the batch that a router wrote for a run; None where there is none, or it is of another queue.
 
-    batch_id: str
-    queue_url: str
-    leases: str
+    Args:
+        context: The context of an op or asset of the run.
+        queue: The queue's name, ARN or URL.
+
+    Raises:
+        BatchFolderError: Its directory cannot be read.
+    """
+    uri = None if step_key(context) is None else context.run.tags.get(ROUTED_TAG)
+    if uri is None:
+        return None
+    found = RoutedBatch(BatchFolder(workspace_path(uri)), context.run.run_id)
+    return found if is_same_queue(queue, found.folder.manifest().queue_url) else None
 
 
-def write_leases(folder: BatchFolder, batch_id: str, queue_url: str, leases: Sequence[Lease]) -> None:
+def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
     """Write the leases of a batch whose messages are written already.
 
     Raises:
         OSError: They cannot be written.
     """
-    content = {"batch_id": batch_id, "queue_url": queue_url, "leases": encode_leases(leases)}
-    folder.put(LEASES, json.dumps(content).encode())
+    folder.put(LEASES, written.encode().encode())
 
 
-def write_held_until(folder: BatchFolder, until: float) -> None:
-    """Write until when every lease lasts at least.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    folder.put(HELD_UNTIL, json.dumps(until).encode())
-
-
-def begin_settling(folder: BatchFolder, deleting: Iterable[str]) -> None:
-    """Write that the batch is being settled; nobody begins to work on it any more.
-
-    Args:
-        folder: The batch's directory.
-        deleting: The ids of the messages that are deleted.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    folder.put(SETTLING, json.dumps(sorted(deleting)).encode())
-
-
-def stop_settling(folder: BatchFolder) -> None:
-    """Take :func:`begin_settling` back: nothing was settled yet.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    (folder.path / SETTLING).unlink(missing_ok=True)
-
-
-def read_leases(folder: BatchFolder) -> RecordedLeases | None:
-    """Read the leases of a batch; None where none can be read.
+def read_written(folder: BatchFolder) -> WrittenBatch | None:
+    """Read the leases of a batch; None where they were taken up, or never written, or are something else.
 
     Raises:
         OSError: They cannot be read, and may be later.
     """
-    content, until, deleting = folder.get(LEASES), folder.get(HELD_UNTIL), folder.get(SETTLING)
+    content = folder.get(LEASES)
     if content is None:
         return None
     try:
-        stored = msgspec.json.decode(content, type=_LeasesFile)
-        leases = decode_leases(stored.leases)
-        held_until = 0.0 if until is None else msgspec.json.decode(until, type=float)
-        settled = None if deleting is None else msgspec.json.decode(deleting, type=frozenset[str])
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        return WrittenBatch.decode(content.decode())
+    except ValueError:
         # Not the error itself: it may quote a receipt handle.
         return None
-    lasting = [lease.lasting_until(held_until) for lease in leases]
-    return RecordedLeases(stored.batch_id, stored.queue_url, lasting, settled)
+
+
+def is_over(written: WrittenBatch) -> bool:
+    """Whether all leases of a batch have passed their deadline, by this machine's calendar."""
+    return all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
+
+
+def _take(folder: BatchFolder) -> bool:
+    try:
+        (Path(folder.path) / LEASES).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def check_private_workspace(workspace: str, whose: str) -> None:
+    """Check that a workspace is a directory: receipt handles are written there, and must not be readable by others.
+
+    Args:
+        workspace: A URI or an absolute path.
+        whose: What it is the workspace of, for the error.
+
+    Raises:
+        ValueError: It is of an object store.
+    """
+    if "://" in workspace and not workspace.startswith("file://"):
+        raise ValueError(
+            f"workspace of {whose} must be a directory that the code server and its runs share, not {workspace!r}: the "
+            "receipt handles of messages are written there, and who may read an object store may delete the messages"
+        )
