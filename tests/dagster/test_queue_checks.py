@@ -89,13 +89,7 @@ def test_more_failed_messages_than_allowed_fail_the_check(
     evaluation = evaluated(instance, build_sqs_lease_check(asset, max_failed=1), asset)
     assert evaluation.passed is passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
-    assert told(evaluation) == {
-        "sqs/received": bad + 1,
-        "sqs/failed": bad,
-        "sqs/lost": 0,
-        "sqs/late": 0,
-        "sqs/unsettled": 0,
-    }
+    assert told(evaluation) == {"sqs/received": bad + 1, **({"sqs/failed": bad} if bad else {})}
     assert evaluation.description == f"{bad} messages failed."
 
 
@@ -195,7 +189,7 @@ def test_a_check_of_the_step_itself_is_about_what_failed_so_far(
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed is (bad == 0)
     assert evaluation.description == f"{bad} messages failed so far; the messages are settled later."
-    assert told(evaluation)["sqs/unsettled"] == 0
+    assert "sqs/unsettled" not in told(evaluation)
 
 
 def test_in_a_run_of_a_partition_the_check_is_about_that_run(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:

@@ -168,7 +168,7 @@ def _judged(numbers: Mapping[str, int], max_failed: int, *, is_open: bool = Fals
         said += " so far; the messages are settled later"
     elif not numbers.keys() & {DELETED, *UNSAFE}:
         said += " by the asset's step; the messages are settled later"
-    shown = {key: numbers.get(key, 0) for key in (RECEIVED, FAILED, *UNSAFE)}
+    shown = {key: number for key in (RECEIVED, FAILED, *UNSAFE) if (number := numbers.get(key, 0)) or key == RECEIVED}
     return failed <= max_failed and not any(unsafe.values()), f"{said}.", shown
 
 

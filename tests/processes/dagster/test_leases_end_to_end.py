@@ -258,13 +258,8 @@ def test_nobody_else_gets_a_message_while_an_asset_works_for_several_visibility_
 def test_an_asset_has_the_numbers_of_its_lease(running: Running) -> None:
     assert running.ended("long").state == "SUCCESS"
     metadata = running.observed("long")
-    assert {name: metadata[f"sqs/{name}"] for name in ("received", "deleted", "failed", "lost", "late")} == {
-        "received": 2,
-        "deleted": 2,
-        "failed": 0,
-        "lost": 0,
-        "late": 0,
-    }
+    assert (metadata["sqs/received"], metadata["sqs/deleted"]) == (2, 2)
+    assert not metadata.keys() & {"sqs/failed", "sqs/lost", "sqs/late"}
     assert metadata["sqs/extensions"] >= 2
     assert metadata["sqs/oldest_age_seconds"] > WORK_SECONDS
 
