@@ -169,14 +169,12 @@ class StepEnds:
 
     Args:
         run_id: The run.
-        upstream: The steps that each step waits for, by key. None where that is not known: any step may be waited for
-            then.
+        upstream: The steps that each step waits for, by key.
     """
 
-    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]] | None) -> None:
+    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
         self._run_id = run_id
-        awaited = None if upstream is None else {before for steps in upstream.values() for before in steps}
-        self._awaited = None if awaited is None else set(map(without_mapping_key, awaited))
+        self._awaited = {without_mapping_key(before) for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
         self._skipped: set[str] = set()
@@ -195,7 +193,7 @@ class StepEnds:
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
-            holds_up = self._awaited is None or without_mapping_key(key) in self._awaited
+            holds_up = without_mapping_key(key) in self._awaited
             self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=error_names(event), holds_up=holds_up)
 
     def ends(self) -> Mapping[str, StepEnd]:
