@@ -106,7 +106,7 @@ def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
         ``sqs/released``, ``sqs/dead_lettered``, ``sqs/expired``, ``sqs/lost`` (another consumer may have received it),
         ``sqs/uncertain`` (deleted after its lease had ended: another consumer may have received it all the same),
         ``sqs/unsettled`` (the service did not confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and
-        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/late`` (deadlines that passed before an
+        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
         extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent); ``sqs/queue``,
         and ``sqs/console``, a link to it, if it is on AWS.
     """
@@ -122,6 +122,7 @@ def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
         "unsettled": report.failed + report.held,
         "failed": report.released + report.dead_lettered + report.expired,
         "extensions": report.extensions,
+        "extension_calls": report.extension_calls,
         "late": report.late,
     }
     metadata = _counts(numbers)

@@ -215,7 +215,7 @@ def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_b
     assert sorted(examples.visible("flights")) == malformed
     (materialization,) = api.materializations("flights")
     assert materialization.metadata["rows"] == FLIGHTS - len(malformed)
-    assert materialization.metadata["sqs/deleted"] == FLIGHTS - len(malformed)
+    assert materialization.metadata["sqs/received"] == FLIGHTS
     assert materialization.metadata["sqs/failed"] == len(malformed)
     (check,) = api.check_results("flights", "sqs_lease")
     assert (check.run_id, check.status, check.severity) == (examples.runs["flights"], "FAILED", "WARN")
