@@ -23,7 +23,7 @@ class Load(dg.Config):
 
 @dg.op
 def load(context: dg.OpExecutionContext, config: Load) -> None:
-    with SqsQueueResource(queue="orders").lease(context) as batch:
+    with SqsQueueResource(queue="orders").lease(context, on_failure="dead_letter") as batch:
         for message in batch:
             if field(message, "fails"):
                 raise ZeroDivisionError

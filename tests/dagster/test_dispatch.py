@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease import Message, by_exception, dead_letter, expire
+from sqs_lease import Message, by_exception, dead_letter, expire, lease
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.dagster import DispatchError, RouterError, SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.folder import BatchFolder
@@ -63,6 +63,19 @@ def test_one_queue_feeds_many_jobs_with_a_batch_for_each(
     for request in requests:
         assert evaluations.work(request).success
     assert queue.deleted == 3
+
+
+def test_messages_of_a_group_that_are_behind_one_for_another_run_come_when_that_is_done(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders.fifo", visibility_seconds=600)
+    for text, group in ((ORDER, "ann"), (INVOICE, "ann"), (ORDER, "ann"), (INVOICE, "bob")):
+        queue.send(text, message_group_id=group)
+    requests = Evaluations(instance, tmp_path, JOBS, job=kind, queue="orders.fifo").tick()
+    assert by_job(requests) == {"orders": [ORDER], "invoices": [INVOICE]}
+    assert sorted(queue.invisible) == sorted([ORDER, INVOICE])
+    with lease("orders.fifo", wait=0, linger=0) as others:
+        assert len(others) == 0
 
 
 def test_a_job_itself_names_it_as_well(queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path) -> None:

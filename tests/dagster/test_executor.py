@@ -21,7 +21,6 @@ from dagster._core.execution.api import execute_run_iterator
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -409,13 +408,6 @@ def test_a_run_worker_that_takes_a_run_over_before_any_step_began_receives(runs:
     events = list(execute_run_iterator(job, run, runs.instance, resume_from_failure=True))
     assert any(event.is_job_success for event in events)
     assert (queue.visible, queue.deleted) == ([], 1)
-
-
-def test_a_run_whose_messages_a_sensor_holds_is_refused(runs: Runs, queue: LeasedQueue) -> None:
-    queue.send("a")
-    refused = runs.execute(executor_jobs.alone, tags={BATCH_TAG: "/var/lib/orders/of-a-sensor"})
-    assert "which a sensor holds" in failure(refused)
-    assert queue.visible == ["a"]
 
 
 # What is wrong already when the executor is made

@@ -11,7 +11,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease import Message, lease
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.routed import ROUTED_TAG
@@ -201,23 +200,6 @@ def test_of_two_steps_that_lease_without_the_executor_one_gets_the_batch_and_the
     logs = [entry.dagster_event for entry in instance.all_logs(runs[0].dagster_run.run_id)]
     failed = [str(event.step_failure_data.error) for event in logs if event is not None and event.is_step_failure]
     assert "sqs_lease_executor" in failed[0]
-
-
-def test_messages_of_a_group_for_another_run_are_given_back_and_come_when_those_before_them_are_done(
-    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
-    queue = leased_queues.create("orders.fifo", visibility_seconds=600)
-    for body in ("a", "b", "a"):
-        queue.send(body, message_group_id="one")
-
-    def tag(message: Message) -> dict[str, str]:
-        return {"kind": message.body}
-
-    made = router(tmp_path, queue="orders.fifo", run_tags=tag)
-    ((request,), _) = evaluated(made, instance, TICK)
-    assert request.tags["kind"] == "a"
-    with lease("orders.fifo", wait=0, linger=0) as others:
-        assert len(others) == 0
 
 
 # Evaluations

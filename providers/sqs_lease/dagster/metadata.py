@@ -106,9 +106,9 @@ def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
         ``sqs/released``, ``sqs/dead_lettered``, ``sqs/expired``, ``sqs/lost`` (another consumer may have received it),
         ``sqs/uncertain`` (deleted after its lease had ended: another consumer may have received it all the same),
         ``sqs/unsettled`` (the service did not confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and
-        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
-        extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent); ``sqs/queue``,
-        and ``sqs/console``, a link to it, if it is on AWS.
+        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines
+        that passed before an extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was
+        sent); ``sqs/queue``, and ``sqs/console``, a link to it, if it is on AWS.
     """
     report = batch.report()
     numbers: dict[str, int] = {
