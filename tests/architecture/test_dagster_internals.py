@@ -58,6 +58,7 @@ UNDOCUMENTED: Final = {
 """Attributes of what Dagster exports that its documentation does not have."""
 
 NOT_USED: Final = {
+    "all_logs",
     "asset_graph",
     "asset_observation_data",
     "engine_event_data",

@@ -69,11 +69,13 @@ def test_messages_of_a_group_that_are_behind_one_for_another_run_come_when_that_
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     queue = leased_queues.create("orders.fifo", visibility_seconds=600)
-    for text, group in ((ORDER, "ann"), (INVOICE, "ann"), (ORDER, "ann"), (INVOICE, "bob")):
+    sent = (("orders", "ann"), ("invoices", "ann"), ("orders", "ann"), ("invoices", "bob"))
+    texts = [body(kind=job, number=number) for number, (job, _) in enumerate(sent)]
+    for text, (_, group) in zip(texts, sent, strict=True):
         queue.send(text, message_group_id=group)
     requests = Evaluations(instance, tmp_path, JOBS, job=kind, queue="orders.fifo").tick()
-    assert by_job(requests) == {"orders": [ORDER], "invoices": [INVOICE]}
-    assert sorted(queue.invisible) == sorted([ORDER, INVOICE])
+    assert by_job(requests) == {"orders": [texts[0]], "invoices": [texts[3]]}
+    assert queue.invisible == [texts[0], texts[3]]
     with lease("orders.fifo", wait=0, linger=0) as others:
         assert len(others) == 0
 
