@@ -63,7 +63,7 @@ def test_the_router_asks_for_a_run_that_takes_its_batch_up(
     exec(compile(routed(tmp_path), str(PAGE), "exec", dont_inherit=True), names)
     sensor = names["defs"].resolve_sensor_def("orders_router")
     with dg.DagsterInstance.ephemeral() as instance:
-        (request,) = sensor.evaluate_tick(dg.build_sensor_context(instance)).run_requests or ()
+        (request,) = sensor.evaluate_tick(dg.build_sensor_context(instance)).run_requests or []
         assert sorted(queue.invisible) == [" ", "an order"]
         assert names["routed_orders"].execute_in_process(instance=instance, tags=request.tags).success
     assert (queue.visible, queue.invisible, queue.dead_letters) == ([], [], [" "])
