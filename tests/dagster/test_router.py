@@ -35,6 +35,9 @@ def load(context: dg.OpExecutionContext) -> None:
         for message in batch:
             if message.body == "bad":
                 batch.fail(message, "it is bad")
+        if any(message.body == "done and fails" for message in batch):
+            batch.succeed(batch)
+            raise ZeroDivisionError
         if any(message.body == "fails" for message in batch):
             raise ZeroDivisionError
         if context.retry_number == 0 and any(message.body == "fails once" for message in batch):
@@ -135,7 +138,7 @@ def test_the_receipt_handles_are_in_one_file_that_only_its_owner_can_read_until_
     assert found == ["leases.json"]
     assert (directory / "leases.json").stat().st_mode & 0o077 == 0
     assert work(instance, request)
-    assert not (directory / "leases.json").exists()
+    assert not directory.exists()
 
 
 # Attempts
@@ -151,6 +154,16 @@ def test_a_retry_of_the_step_works_on_the_same_messages(
     # What was failed for good is settled, and what is new is left alone.
     assert SEEN == [["fails once", "bad"], ["fails once"]]
     assert (queue.visible, queue.invisible, queue.dead_letters) == (["of another run"], [], ["bad"])
+
+
+def test_a_retry_of_a_step_that_was_done_with_all_gets_an_empty_batch(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "done and fails")
+    ((request,), _) = evaluated(router(tmp_path), instance, TICK)
+    assert work(instance, request)
+    assert SEEN == [["done and fails"], []]
+    assert (queue.deleted, queue.visible) == (1, [])
 
 
 def test_the_last_attempt_settles_by_the_failure_rule(

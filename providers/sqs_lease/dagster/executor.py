@@ -46,7 +46,7 @@ from sqs_lease.dagster.retries import failure_rule, may_be_repeated
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.parent_watch import working_on
-from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, ROUTED_TAG, RoutedBatch
+from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch, routed_batch_of
 from sqs_lease.dagster.run_batch.run_folders import (
     check_workspace,
     remove_left_over,
@@ -267,7 +267,7 @@ class LeaseExecutor(dg.Executor):
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
         queue = leasing.queue.process_config_and_initialize()
         refuse_to_go_on(instance, run, queue.queue)
-        routed = _routed(run)
+        routed, is_passed_on = routed_batch_of(run), False
         if routed is None:
             # One that repeats a router's run has the messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
@@ -311,6 +311,7 @@ class LeaseExecutor(dg.Executor):
                         written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
                         if written is not None:
                             routed.write(written)
+                            is_passed_on = True
             except BaseException as error:
                 # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
                 _end_steps(others)
@@ -322,6 +323,8 @@ class LeaseExecutor(dg.Executor):
                 ended_by = error
             workers = worked_on_by(folder)
             steps = ends.ends().keys() & _names(folder)
+        if routed is not None and not is_passed_on:
+            routed.remove()
         _observe(plan_context, steps, batch, queue)
         yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
@@ -435,11 +438,6 @@ def _end_steps(others: Collection[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-def _routed(run: dg.DagsterRun) -> RoutedBatch | None:
-    uri = run.tags.get(ROUTED_TAG)
-    return None if uri is None else RoutedBatch(BatchFolder(workspace_path(uri)), run.run_id)
 
 
 def _names(folder: BatchFolder) -> set[str]:

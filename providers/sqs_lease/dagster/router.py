@@ -67,6 +67,7 @@ from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
+    ROUTED_QUEUE_TAG,
     ROUTED_TAG,
     check_private_workspace,
     is_over,
@@ -283,7 +284,7 @@ class _Router:
         partitions: list[Mapping[str, str]] = []
         # Dagster launches one after the other, each in about 3 s. The others are found by the next evaluation.
         for request in received.requests[:MOST_RUNS_AT_ONCE]:
-            tags = {ROUTED_TAG: request.uri, ROUTER_TAG: self.name}
+            tags = {ROUTED_TAG: request.uri, ROUTED_QUEUE_TAG: self.queue_name(), ROUTER_TAG: self.name}
             run, added = dispatcher.run_request(request.destination, run_key=request.batch_id, tags=tags)
             asked.append(run)
             partitions.append(added)
@@ -316,6 +317,10 @@ class _Router:
             )
         )
 
+    def queue_name(self) -> str:
+        """The queue, as the resource has it now."""
+        return self.queue.process_config_and_initialize().queue
+
     # What earlier evaluations wrote
 
     def _count_under_way(self, instance: dg.DagsterInstance) -> int:
@@ -329,7 +334,8 @@ class _Router:
             if not _BATCH_ID.fullmatch(path.name):
                 continue
             folder, uri = BatchFolder(path), f"{self.uri}/{path.name}"
-            written, destination = read_written(folder), read_run(folder)
+            written = read_written(folder)
+            destination = None if written is None else read_run(folder)
             if written is None or destination is None or is_over(written):
                 if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
                     folder.remove()

@@ -201,7 +201,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if error is None:
             metadata = work_metadata(tuple(batch), batch.queue_url, batch.count_failed())
             add_metadata(self._end.context, metadata, combine=combined_metadata)
-        if batch.is_decided():
+        if batch.is_decided() and self._routed is None:
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
@@ -218,28 +218,30 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self._is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
         ended_by = error if is_interrupted else self._raised or error
-        passed_on = 0
+        passed_on: int | None = None
         if is_tried_again and self._routed is not None and ended_by is not None:
             passed_on = self._pass_on(block, self._routed, ended_by)
         problems = block.settle(ended_by)
         text = lease_summary(batch)
-        if passed_on:
+        if passed_on is not None:
             text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
+        elif self._routed is not None:
+            self._routed.remove()
         elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
         self._end.ended(self, text, lease_metadata(batch), [*batch.refused, *problems])
 
-    def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int:
-        """Write down what is left for the next attempt; return how many messages that are."""
+    def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int | None:
+        """Write down what is left for the next attempt; return how many messages that are, None where it failed."""
         try:
             written = block.pass_on(error, HANDOFF_SECONDS)
-            if written is None or not written.leases:
-                return 0
+            if written is None:
+                return None
             routed.write(written)
         except Exception:
             # They come back when that has passed, and the router starts another run.
             logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
-            return 0
+            return None
         return len(written.leases)
 
 

@@ -12,16 +12,19 @@ Beside the messages (``folder.py``) there are two files in the directory:
   two that want it, one gets it. It has receipt handles in it: only its owner can read it, and a directory of an object
   store, where others might, is refused.
 
-What a crash leaves costs nothing: SQS makes the messages visible when their deadline has passed, and a directory that
-is of no use any more is removed by the router.
+The directory is removed when all of the batch is settled. What a crash leaves costs nothing: SQS makes the messages
+visible when their deadline has passed, and the router removes the directory a day later.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
@@ -31,8 +34,13 @@ from sqs_lease.dagster.run_batch.leased_batch import is_same_queue
 from sqs_lease.dagster.run_batch.run_folders import workspace_path
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
 
+logger = logging.getLogger(__name__)
+
 ROUTED_TAG: Final = "sqs_lease/routed_batch"
 """The tag of a router's run: the directory of its batch."""
+
+ROUTED_QUEUE_TAG: Final = "sqs_lease/routed_queue"
+"""Another tag of it: the queue of the batch, as the router has it."""
 
 LEASES: Final = "leases.json"
 
@@ -82,6 +90,13 @@ class RoutedBatch:
         ]
         return written, tuple(messages)
 
+    def remove(self) -> None:
+        """Remove the directory, because all of the batch is settled. What cannot be removed is logged."""
+        try:
+            self.folder.remove()
+        except OSError as error:
+            logger.warning("%s cannot be removed (%s: %s)", self.folder, type(error).__name__, error)
+
     def write(self, written: WrittenBatch) -> None:
         """Write down what is passed on to the next attempt.
 
@@ -98,14 +113,21 @@ def routed_batch(context: Context, queue: str) -> RoutedBatch | None:
         context: The context of an op or asset of the run.
         queue: The queue's name, ARN or URL.
 
-    Raises:
-        BatchFolderError: Its directory cannot be read.
     """
-    uri = None if step_key(context) is None else context.run.tags.get(ROUTED_TAG)
-    if uri is None:
+    if step_key(context) is None:
         return None
-    found = RoutedBatch(BatchFolder(workspace_path(uri)), context.run.run_id)
-    return found if is_same_queue(queue, found.folder.manifest().queue_url) else None
+    found = routed_batch_of(context.run)
+    return found if found is not None and is_same_queue(queue, context.run.tags.get(ROUTED_QUEUE_TAG, queue)) else None
+
+
+def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
+    """Return the batch that a router wrote for a run; None where there is none.
+
+    Args:
+        run: The run.
+    """
+    uri = run.tags.get(ROUTED_TAG)
+    return None if uri is None else RoutedBatch(BatchFolder(workspace_path(uri)), run.run_id)
 
 
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
@@ -134,8 +156,8 @@ def read_written(folder: BatchFolder) -> WrittenBatch | None:
 
 
 def is_over(written: WrittenBatch) -> bool:
-    """Whether all leases of a batch have passed their deadline, by this machine's calendar."""
-    return all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
+    """Whether all leases of a batch have passed their deadline, by this machine's calendar; there may be none."""
+    return bool(written.leases) and all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
 
 
 def _take(folder: BatchFolder) -> bool:
