@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,11 +87,15 @@ class DagsterRuns:
         """Nothing: the sensor sees as well that messages are visible."""
 
     def outcomes(self) -> list[BatchOutcome]:
-        """What became of each batch, by the metadata of the materializations."""
+        """What became of each batch, by what was observed of the asset when the step had ended."""
         found = []
         for materialization in self.stack.api.materializations(ASSET):
-            run_id, numbers = materialization.run_id, materialization.metadata
-            retried = sum(event.event_type == "STEP_RESTARTED" for event in self.stack.api.events(run_id))
+            run_id = materialization.run_id
+            events = self.stack.api.events(run_id)
+            observed = (event.metadata for event in events if event.event_type == "ASSET_OBSERVATION")
+            # Counts that are 0 are not shown.
+            numbers = Counter({"sqs/received": 0, **next(observed, {})})
+            retried = sum(event.event_type == "STEP_RESTARTED" for event in events)
             # What a failed try gave back may be in the batch of another run, so that the next try has none.
             if numbers["sqs/received"] or retried:
                 found.append(

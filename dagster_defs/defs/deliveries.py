@@ -1,12 +1,8 @@
-"""Messages that stay with their work also while Dagster repeats whole runs: up to 20 deliveries a run.
+"""One queue for many partitions: deliveries, each to the run of its carrier, which Dagster may repeat.
 
-A run picks the goods and hands them to the carrier. If that fails, Dagster repeats the run *from its failure*: nothing
-is picked twice, so the messages have to be the same. Here a sensor receives them, starts a run for them, and holds them
-until that run, or the last one that repeats it, has ended.
-
-The instance must repeat runs: `run_retries: {enabled: true}` in `dagster.yaml`. Where it is enough to repeat steps, a
-lease in the asset or op (`flights.py`) or the executor (`orders.py`) is the better choice: they hold messages in the
-process that works on them.
+A router receives, looks at what each message says, and starts a run for each carrier, which hands the goods over. If
+that fails, the next try of the step has the same deliveries, and so has the run by which Dagster repeats it. No other
+consumer gets them meanwhile.
 """
 
 import json
@@ -15,18 +11,11 @@ import dagster as dg
 
 from dagster_defs.queues import deliveries_queue as queue
 from dagster_defs.settings import LAKE
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
+from sqs_lease import Message
+from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 
 
-@dg.op
-def picked(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) -> None:
-    """Take the goods out of stock."""
-    with deliveries_queue.lease(context) as batch:
-        for message in batch:
-            context.log.info("picked %s", json.loads(message.body)["item"])
-
-
-@dg.op(ins={"goods": dg.In(dg.Nothing)})
+@dg.op(retry_policy=dg.RetryPolicy(max_retries=3, delay=2))
 def shipped(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) -> None:
     """Hand the goods over to the carrier; fails while the carrier's directory is not there."""
     with deliveries_queue.lease(context) as batch:
@@ -36,10 +25,15 @@ def shipped(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) 
 
 @dg.job(tags={"dagster/max_retries": "3"})
 def deliveries() -> None:
-    """Pick a batch of deliveries, then ship it."""
-    shipped(picked())
+    """Ship the deliveries of one carrier."""
+    shipped()
 
 
-deliveries_lease = build_sqs_lease_sensor(
-    "deliveries_lease", queue, deliveries, workspace=str(LAKE / "leases"), max_messages=20
+def carrier(message: Message) -> dict[str, str]:
+    """The tags of the run that a delivery is for."""
+    return {"carrier": str(json.loads(message.body).get("carrier", "any"))}
+
+
+deliveries_router = build_sqs_router(
+    "deliveries_router", queue, deliveries, workspace=str(LAKE / "routed"), max_messages=20, run_tags=carrier
 )

@@ -56,7 +56,7 @@ def flights(
             raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
         # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
         time.sleep(max(0.0, received + FLIGHTS_RUN_SECONDS - time.monotonic()))
-        # All others are deleted at the end of the block.
+        # All others are deleted when the step has succeeded.
         batch.fail_each(result.failures())
         return dg.MaterializeResult(metadata={"rows": result.rows, "duplicates": result.duplicates})
 

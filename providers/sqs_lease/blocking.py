@@ -41,6 +41,7 @@ from sqs_lease.keeper.listening import Listener, ListenerThread
 from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.session import (
     GIVE_BACK_SECONDS,
     LISTENER_SECONDS,
@@ -143,10 +144,23 @@ def lease(
 
 
 def lease_block(
-    settings: LeaseSettings, *, on_event: EventListener | None = None, client: SQSClient | None = None
+    settings: LeaseSettings,
+    *,
+    on_event: EventListener | None = None,
+    client: SQSClient | None = None,
+    batch: type[OwnLeasedBatch] | None = None,
 ) -> LeaseBlock:
-    """Return one lease of its own, as :func:`lease` does, for settings that were checked before."""
-    return LeaseBlock(settings, on_event, lambda: _Opened(settings, client), closes_queue=True)
+    """Return one lease of its own, as :func:`lease` does, for settings that were checked before.
+
+    Args:
+        settings: What was asked for.
+        on_event: See :func:`lease`.
+        client: See :func:`lease`.
+        batch: The class of the batch, for hosts that settle in a way of their own.
+    """
+    return LeaseBlock(
+        settings, on_event, lambda: _Opened(settings, client), closes_queue=True, batch=batch or OwnLeasedBatch
+    )
 
 
 def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient | None = None) -> QueueAttributes:
@@ -223,13 +237,16 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         opened: Callable[[], _Opened],
         *,
         closes_queue: bool,
+        batch: type[OwnLeasedBatch],
     ) -> None:
         self._settings = settings
         self._on_event = on_event
         self._opened = opened
         self._closes_queue = closes_queue
+        self._batch = batch
         self._open: _OpenLease | None = None
         self._entered: object = None  # the span that is current within the block
+        self._is_passed_on = False
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
@@ -237,21 +254,54 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self._open = _OpenLease(self._opened(), self._settings, self._on_event, closes_queue=self._closes_queue)
         self._open.receive()
         self._entered = self._open.session.span.enter()
-        return OwnLeasedBatch(self._open)
+        return self._batch(self._open)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.leave()
+        if self._open is not None and not self._is_passed_on:
+            self._open.leave(error)
+
+    def leave(self) -> None:
+        """Leave the block, and hold its messages on until :meth:`settle`: for hosts that know when the work is done."""
         if self._open is not None:
             entered, self._entered = self._entered, None
             self._open.session.span.leave(entered)
-            self._open.leave(error)
+
+    def settle(self, error: BaseException | None) -> list[Exception]:
+        """Settle as the end of the block would, and end the lease; nothing is done where it has ended before.
+
+        Args:
+            error: What ended the work; None if it succeeded.
+
+        Returns:
+            What was not as asked, as the errors that the end of a block raises.
+        """
+        return [] if self._open is None else self._open.end_by(error)
+
+    def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
+        """Pass on to the next attempt what the work left when it failed, and end the lease.
+
+        What was settled within the block, and what ``MessageFailed`` does not name, is settled.
+
+        Args:
+            error: What ended the work.
+            seconds: How long each lease is to last for the next holder.
+
+        Returns:
+            What the next holder adopts; None where the lease has ended before.
+        """
+        if self._open is None:
+            return None
+        self._is_passed_on = True
+        return self._open.pass_on(error, seconds)
 
     def give_back(self) -> bool:
         """End the lease now: what was not settled is visible again at once, whatever the failure rule.
 
-        For hosts that know that the block will never end, because the generator that it is in was given up. A block
-        that is left afterwards by an exception does nothing more; one that ends well raises an error.
+        For hosts that know that the block will not end in time. A block that is left afterwards by an exception does
+        nothing more; one that ends well raises an error.
 
         Returns:
             Whether the lease was open until now.
@@ -357,6 +407,33 @@ class _OpenLease:
         finally:
             self._end()
         self.session.conclude(error)
+
+    def end_by(self, error: BaseException | None) -> list[Exception]:
+        """Settle what is left by how the work ended, and end; return what was not as asked."""
+        if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
+            return []
+        interrupted = error is not None and not isinstance(error, Exception)
+        try:
+            settlements = self.session.last_settlements(error)
+            self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
+        except Exception as failure:
+            logger.exception("The messages of %s were not settled", self.session.queue)
+            self.session.end_failed(failure)
+            return [failure]
+        finally:
+            self._end()
+        return self.session.problems()
+
+    def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
+        """Settle what is done, pass the rest on, and end."""
+        if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
+            return None
+        try:
+            left = self.session.last_settlements(error)
+            done = {receipt: settlement for receipt, settlement in left.items() if isinstance(settlement, Delete)}
+            return self._host.run(self.session.pass_on(done, seconds))
+        finally:
+            self._end()
 
     def give_back(self) -> bool:
         """Give back what was not settled, and end, if the lease has not ended yet; return whether that was so."""
@@ -609,7 +686,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         Any number of threads may have leases at the same time.
         """
-        return LeaseBlock(self._settings, self._on_event, self._open, closes_queue=False)
+        return LeaseBlock(self._settings, self._on_event, self._open, closes_queue=False, batch=OwnLeasedBatch)
 
     def run(
         self, handle: Callable[[Message], object], *, concurrency: int = 1, stop_within: Duration = STOP_SECONDS

@@ -12,7 +12,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from sqs_lease.dagster import _internals
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.dagster.instances import stored_instance
 
@@ -42,17 +41,6 @@ def _migrations_that_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptDirectory, "from_config", read_once)
         yield
-
-
-@pytest.fixture(autouse=True)
-def _nothing_private_has_changed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a test fail where the installed Dagster lacks something: but for the tests that take it away."""
-
-    def fail(what: str, so: str) -> None:
-        raise AssertionError(f"Dagster {dg.__version__} has no {what}, so {so}")
-
-    if request.path.name != "test_internals.py":
-        monkeypatch.setattr(_internals, "_warn", fail)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Jobs and assets that messages of one queue go to, and a lease sensor on them that is evaluated as Dagster does it.
+"""Jobs and assets that messages of one queue go to, and a router on them that is evaluated as Dagster does it.
 
 Dagster reads the annotations of ops, so this module has no postponed ones.
 """
@@ -10,8 +10,7 @@ from typing import Any
 import dagster as dg
 
 from sqs_lease import Message
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor
-from sqs_lease.dagster.lease_sensor.sensor import end_hosts
+from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 
 DAYS = dg.StaticPartitionsDefinition(["monday", "tuesday"])
 CUSTOMERS = dg.DynamicPartitionsDefinition(name="customers")
@@ -24,7 +23,7 @@ class Load(dg.Config):
 
 @dg.op
 def load(context: dg.OpExecutionContext, config: Load) -> None:
-    with SqsQueueResource(queue="orders").lease(context) as batch:
+    with SqsQueueResource(queue="orders").lease(context, on_failure="dead_letter") as batch:
         for message in batch:
             if field(message, "fails"):
                 raise ZeroDivisionError
@@ -68,20 +67,19 @@ def kind(message: Message) -> str:
 
 
 class Evaluations:
-    """A lease sensor on the queue `orders`, or another one, evaluated again and again."""
+    """A router on the queue `orders`, or another one, evaluated again and again."""
 
     def __init__(self, instance: dg.DagsterInstance, directory: Path, target: Any, **options: Any) -> None:
         self.instance = instance
-        self.name = f"sensor_{directory.name}".replace("-", "_")
+        self.name = f"router_{directory.name}".replace("-", "_")
         self._options = {"max_batches": 10, "wait": 0, "linger": 0, "workspace": str(directory), **options}
         self.define(target)
 
     def define(self, target: Any, **options: Any) -> None:
         """Define the sensor, or define it anew as a reload of the code location does."""
-        end_hosts()
         options = {**self._options, **options}
         queue = SqsQueueResource(queue=options.pop("queue", "orders"))
-        self.sensor = build_sqs_lease_sensor(self.name, queue, target, **options)
+        self.sensor = build_sqs_router(self.name, queue, target, **options)
         self.definitions = dg.Definitions(assets=ASSETS, jobs=JOBS, sensors=[self.sensor])
 
     def tick(self) -> list[dg.RunRequest]:

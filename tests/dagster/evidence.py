@@ -19,12 +19,6 @@ A third of it is left for an extension that a busy machine delays.
 WORK_SECONDS = 37.0
 """How long the longest work takes."""
 
-SENSOR_VISIBILITY_SECONDS = 75
-"""The visibility timeout of what lease sensors hold: a code server that starts again on a busy machine takes less."""
-
-SHORT_SENSOR_VISIBILITY_SECONDS = 24
-"""That of a batch whose runs take longer; another process has it taken over sooner, and all other batches as well."""
-
 DIRECTORY_VARIABLE = "EVIDENCE"
 """The environment variable that says where the notes are."""
 

@@ -4,7 +4,7 @@ import os
 
 import dagster as dg
 
-from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor, build_sqs_lease_sensor
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor, build_sqs_router
 
 QUEUE = SqsQueueResource(queue="orders")
 RUNNING = dg.DefaultSensorStatus.RUNNING
@@ -18,7 +18,7 @@ defs = dg.Definitions(
     assets=[orders],
     sensors=[
         build_sqs_backlog_sensor("backlog", QUEUE, orders, default_status=RUNNING),
-        build_sqs_lease_sensor(
+        build_sqs_router(
             "lease", QUEUE, orders, workspace=os.environ["WORKSPACE"], wait=0, linger=0, default_status=RUNNING
         ),
     ],

@@ -13,11 +13,10 @@ import pytest
 from demo.processes import ROOT
 from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.testing import LeasedQueues
-from tests.dagster.lease_ground import eventually
 from tests.docs.test_examples import blocks
 
 PAGE = ROOT / "docs" / "dagster.md"
-TOP, FAILURES, LEASED, YIELDED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
+TOP, FAILURES, RETURNED, DRAINED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 
@@ -75,16 +74,23 @@ class FullDisk(dg.IOManager):
     def load_input(self, context: dg.InputContext) -> None: ...
 
 
-@pytest.mark.parametrize(("block", "name"), [(LEASED, "order_bodies"), (YIELDED, "yielded_bodies")])
-def test_a_value_is_stored_before_its_messages_are_deleted(leased_queues: LeasedQueues, block: str, name: str) -> None:
+def test_a_value_is_stored_before_its_messages_are_deleted(leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders", "an order")
     disk = FullDisk()
-    asset, resources = names(block)[name], {**QUEUE, "io_manager": disk}
+    asset, resources = names(RETURNED)["order_bodies"], {**QUEUE, "io_manager": disk}
     assert not dg.materialize([asset], resources=resources, raise_on_error=False).success
     assert queue.visible == ["an order"]
     disk.full = False
     assert dg.materialize([asset], resources=resources).success
     assert (queue.deleted, disk.stored) == (1, ["an order"])
+
+
+def test_a_step_works_on_batch_after_batch(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", *["an order"] * 3)
+    drain = names(DRAINED.replace("max_messages=500", "max_messages=1"))["drain"]
+    job = dg.GraphDefinition(name="draining", node_defs=[drain]).to_job(resource_defs=QUEUE)
+    assert job.execute_in_process().success
+    assert queue.deleted == 3
 
 
 def test_a_hundred_messages_start_a_run(leased_queues: LeasedQueues, instance: dg.DagsterInstance) -> None:
@@ -128,7 +134,7 @@ def test_messages_go_to_the_job_and_partition_that_they_name_and_others_are_dead
         "returns": None,
     }
     assert [each.partition_keys for each in requests.dynamic_partitions_requests] == [["ann"]]
-    eventually(lambda: queue.dead_letters == [other], "the message that fits no job is a dead letter")
+    assert queue.dead_letters == [other]
 
 
 def test_the_checks_pass_where_nothing_failed(leased_queues: LeasedQueues) -> None:

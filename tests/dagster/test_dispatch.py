@@ -1,7 +1,8 @@
-"""A lease sensor whose runs are functions of a message: one queue to many jobs, partitions and configurations."""
+"""A router whose runs are functions of a message: one queue to many jobs, partitions and configurations."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease import Message, by_exception, dead_letter, expire
+from sqs_lease import Message, by_exception, dead_letter, expire, lease
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
-from sqs_lease.dagster import DispatchError, SqsQueueResource, build_sqs_lease_sensor
-from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError
+from sqs_lease.dagster import DispatchError, RouterError, SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.routed import ROUTED_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues, MemoryTransport
 from tests.dagster.dispatch_ground import (
     JOBS,
@@ -31,7 +31,6 @@ from tests.dagster.dispatch_ground import (
     other,
     plain,
 )
-from tests.dagster.lease_ground import eventually
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def queue(leased_queues: LeasedQueues) -> LeasedQueue:
 
 
 def bodies(request: dg.RunRequest) -> list[str]:
-    return [message.body for message in BatchFolder(Path(request.tags[BATCH_TAG])).manifest().messages]
+    return [message.body for message in BatchFolder(Path(request.tags[ROUTED_TAG])).manifest().messages]
 
 
 def by_job(requests: list[dg.RunRequest]) -> dict[str | None, list[str]]:
@@ -63,7 +62,22 @@ def test_one_queue_feeds_many_jobs_with_a_batch_for_each(
     assert len({request.run_key for request in requests}) == 2
     for request in requests:
         assert evaluations.work(request).success
-    eventually(lambda: queue.deleted == 3, "all are deleted")
+    assert queue.deleted == 3
+
+
+def test_messages_of_a_group_that_are_behind_one_for_another_run_come_when_that_is_done(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders.fifo", visibility_seconds=600)
+    sent = (("orders", "ann"), ("invoices", "ann"), ("orders", "ann"), ("invoices", "bob"))
+    texts = [body(kind=job, number=number) for number, (job, _) in enumerate(sent)]
+    for text, (_, group) in zip(texts, sent, strict=True):
+        queue.send(text, message_group_id=group)
+    requests = Evaluations(instance, tmp_path, JOBS, job=kind, queue="orders.fifo").tick()
+    assert by_job(requests) == {"orders": [texts[0]], "invoices": [texts[3]]}
+    assert queue.invisible == [texts[0], texts[3]]
+    with lease("orders.fifo", wait=0, linger=0) as others:
+        assert len(others) == 0
 
 
 def test_a_job_itself_names_it_as_well(queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path) -> None:
@@ -81,7 +95,8 @@ def test_the_failure_of_one_job_settles_its_messages_alone(
     queue.send(failing, INVOICE)
     for request in evaluations.tick():
         evaluations.work(request)
-    eventually(lambda: queue.dead_letters == [failing] and queue.invisible == [], "both are settled")
+    assert queue.dead_letters == [failing]
+    assert queue.invisible == []
 
 
 def test_a_message_goes_to_its_partition(queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path) -> None:
@@ -100,7 +115,7 @@ def test_a_partition_that_is_dynamic_is_added_by_the_evaluation_which_asks_for_i
     assert evaluations.added == {"customers": ["ann", "bob"]}
     assert {request.tags["dagster/partition"] for request in requests} == {"ann", "bob"}
     assert all(evaluations.work(request).success for request in requests)
-    eventually(lambda: queue.deleted == 2, "both are deleted")
+    assert queue.deleted == 2
 
 
 def test_a_dimension_of_a_partition_may_be_dynamic(
@@ -125,7 +140,7 @@ def test_assets_configuration_and_tags_may_depend_on_the_message(
         tmp_path,
         [plain, other],
         asset_selection=lambda message: [field(message, "asset")],
-        run_tags=lambda message: {"asset": field(message, "asset"), BATCH_TAG: "mine"},
+        run_tags=lambda message: {"asset": field(message, "asset"), ROUTED_TAG: "mine"},
     )
     selected = {request.tags["asset"]: request.asset_selection for request in evaluations.tick()}
     assert selected == {"plain": [dg.AssetKey("plain")], "other": [dg.AssetKey("other")]}
@@ -188,19 +203,18 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
     tmp_path: Path,
     function: Callable[[Message], Any],
     said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     evaluations = Evaluations(instance, tmp_path, by_day, partition_key=function, on_failure=dead_letter())
     queue.send(GOOD, BAD, GOOD)
     (request,) = evaluations.tick()
     assert bodies(request) == [GOOD, GOOD]
     # It is sent there before it is deleted here.
-    eventually(lambda: (queue.dead_letters, queue.invisible) == ([BAD], [GOOD, GOOD]), "the message is dead-lettered")
+    assert (queue.dead_letters, queue.invisible) == ([BAD], [GOOD, GOOD])
     assert evaluations.work(request).success
-    with pytest.raises(LeaseSensorError, match=said) as raised:
-        evaluations.tick()
-    assert "orders" in str(raised.value)
-    assert "somewhere" not in str(raised.value)
-    eventually(lambda: queue.invisible == [], "the others are deleted")
+    assert re.search(said, told := capsys.readouterr().err)
+    assert "somewhere" not in told
+    assert queue.invisible == []
     assert queue.visible == []
     assert evaluations.tick() == []
 
@@ -237,10 +251,10 @@ def test_an_answer_that_cannot_be_used_fails_the_evaluation_and_gives_the_messag
 ) -> None:
     evaluations = Evaluations(instance, tmp_path, target, **functions)
     queue.send("an order")
-    with pytest.raises(LeaseSensorError, match=said) as raised:
+    with pytest.raises(RouterError, match=said) as raised:
         evaluations.tick()
     assert "secret" not in str(raised.value)
-    eventually(lambda: queue.visible == ["an order"], "it is given back")
+    assert queue.visible == ["an order"]
 
 
 def test_a_message_that_cannot_go_anywhere_and_that_sqs_refuses_to_settle_is_told_by_an_evaluation(
@@ -252,24 +266,15 @@ def test_a_message_that_cannot_go_anywhere_and_that_sqs_refuses_to_settle_is_tol
     monkeypatch.setattr(MemoryTransport, "change_visibility", denied)
     evaluations = Evaluations(instance, tmp_path, by_day, partition_key=refused("sunday"))
     queue.send(BAD)
-    said: list[str] = []
-
-    def told() -> bool:
-        try:
-            evaluations.tick()
-        except LeaseSensorError as error:
-            said.append(str(error))
-        return "could not be settled" in "".join(said)
-
-    eventually(told, "an evaluation tells that SQS refused")
-    assert "AccessDenied" in said[-1]
-    assert "somewhere" not in "".join(said)
+    with pytest.raises(RouterError, match=r"could not be settled.*AccessDenied") as raised:
+        evaluations.tick()
+    assert "somewhere" not in str(raised.value)
 
 
 def test_a_long_answer_is_cut_in_the_error(queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path) -> None:
     queue.send("x" * 10_000)
     evaluations = Evaluations(instance, tmp_path, by_day, partition_key=lambda message: message.body)
-    with pytest.raises(LeaseSensorError) as raised:
+    with pytest.raises(RouterError) as raised:
         evaluations.tick()
     assert len(str(raised.value)) < 500
 
@@ -287,9 +292,9 @@ def test_the_failure_rule_may_choose_by_what_the_function_raised(
     )
     sunday = body(sunday=True)
     queue.send(BAD, sunday)
-    with pytest.raises(LeaseSensorError, match="left to expire"):
+    with pytest.raises(RouterError, match="left to expire"):
         evaluations.tick()
-    eventually(lambda: (queue.dead_letters, queue.invisible) == ([BAD], [sunday]), "both are settled")
+    assert (queue.dead_letters, queue.invisible) == ([BAD], [sunday])
 
 
 # What is wrong with all runs
@@ -336,4 +341,4 @@ def test_functions_need_the_definitions_and_say_so(
 def test_a_list_of_jobs_needs_a_function_that_chooses_and_nothing_else_does(options: dict[str, Any]) -> None:
     target = options.pop("target")
     with pytest.raises(ValueError, match="job="):
-        build_sqs_lease_sensor("sensor", SqsQueueResource(queue="orders"), target, workspace="/tmp/w", **options)
+        build_sqs_router("router", SqsQueueResource(queue="orders"), target, workspace="/tmp/w", **options)

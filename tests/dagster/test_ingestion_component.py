@@ -71,7 +71,7 @@ def test_a_materialization_ingests_a_batch_as_the_yaml_says(leased_queues: Lease
     (materialization,) = result.asset_materializations_for_node("shop__orders")
     assert materialization.asset_key == dg.AssetKey(["shop", "orders"])
     assert materialization.metadata["ingestion/rows"].value == 2
-    assert materialization.metadata["sqs/dead_lettered"].value == 1
+    assert materialization.metadata["sqs/failed"].value == 1
 
 
 def test_the_asset_is_what_its_spec_says() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster import SqsQueueResource, build_sqs_lease_sensor, leased, sqs_lease_executor
+from sqs_lease.dagster import SqsQueueResource, build_sqs_router, sqs_lease_executor
 from sqs_lease.dagster.components.options import LeaseOptions
-from tests.dagster.lease_ground import loading
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS
 from tests.keeper.refused_options import assert_refuses, other_defaults, refused
 
 QUEUE = SqsQueueResource(queue="orders")
@@ -20,19 +20,15 @@ def resource(**options: Any) -> object:
     return QUEUE.lease(dg.build_op_context(), **options)
 
 
-def function(**options: Any) -> object:
-    return leased("orders", **options)
-
-
 def executor(**options: Any) -> object:
     return sqs_lease_executor(QUEUE, workspace="/orders", **options)
 
 
-def sensor(**options: Any) -> object:
-    return build_sqs_lease_sensor("orders", QUEUE, loading, workspace="/orders", **options)
+def router(**options: Any) -> object:
+    return build_sqs_router("orders", QUEUE, "orders", workspace="/orders", **options)
 
 
-@pytest.mark.parametrize("ask", [resource, function, executor, sensor])
+@pytest.mark.parametrize("ask", [resource, executor])
 @refused("max_messages", "wait", "linger", "policy", "visibility", "on_failure")
 def test_what_cannot_be_is_refused_as_everywhere(
     ask: Callable[..., object], options: dict[str, Any], error: type[Exception], text: str
@@ -40,12 +36,17 @@ def test_what_cannot_be_is_refused_as_everywhere(
     assert_refuses(ask, options, error, text)
 
 
+@refused("max_messages", "wait", "linger", "on_failure")
+def test_a_router_refuses_the_same(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    assert_refuses(router, options, error, text)
+
+
 @pytest.mark.parametrize(
     ("ask", "others"),
     [
         (SqsQueueResource.lease, {}),
         (sqs_lease_executor, {}),
-        (build_sqs_lease_sensor, {"wait": 5.0}),
+        (build_sqs_router, {"wait": 5.0}),
     ],
 )
 def test_the_defaults_of_a_signature_are_those_of_the_options_but_for_the_wait_of_an_evaluation(
@@ -54,6 +55,10 @@ def test_the_defaults_of_a_signature_are_those_of_the_options_but_for_the_wait_o
     assert other_defaults(ask) == others
 
 
-def test_a_run_of_a_component_has_larger_batches() -> None:
+def test_the_defaults_in_yaml_are_those_in_python() -> None:
     options = LeaseOptions()
-    assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (1000, 20.0, 5.0)
+    assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (
+        DEFAULT_MAX_MESSAGES,
+        DEFAULT_WAIT_SECONDS,
+        DEFAULT_LINGER_SECONDS,
+    )

@@ -70,6 +70,13 @@ def test_messages_that_a_step_failed_are_passed_on_with_the_reason(folder: Batch
     assert piece(folder).failed == {"m0": "torn", "m1": "late"}
 
 
+def test_a_message_that_another_step_has_failed_is_not_given_to_later_steps(folder: BatchFolder) -> None:
+    folder.write(PieceOfWork("check", "r/0", is_over=True, failed={"m0": "torn"}))
+    seen: list[str] = []
+    assert execute(folder, lambda batch, _: seen.extend(message.message_id for message in batch)).success
+    assert seen == ["m1"]
+
+
 def test_a_message_of_another_batch_cannot_be_failed(folder: BatchFolder) -> None:
     def work(batch: RunBatch, _: int) -> None:
         with pytest.raises(KeyError, match="m7"):

@@ -12,7 +12,7 @@ import pytest
 
 from sqs_lease import dead_letter
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster import LeasedBatch, SqsQueueResource, leased
+from sqs_lease.dagster import LeasedBatch, SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, batch_of_run
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
@@ -29,9 +29,9 @@ def stored(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
 
 
 @dg.asset(deps=[stored])
-@leased("queue", wait=0, linger=0)
-def indexed(context: dg.AssetExecutionContext, batch: LeasedBatch) -> dg.MaterializeResult[Any]:
-    batch.fail([message for message in batch if message.body == "bad"], "it is bad")
+def indexed(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> dg.MaterializeResult[Any]:
+    with queue.lease(context, wait=0, linger=0) as batch:
+        batch.fail([message for message in batch if message.body == "bad"], "it is bad")
     return dg.MaterializeResult(metadata={"bodies": [message.body for message in batch]})
 
 
@@ -98,6 +98,19 @@ def test_an_asset_that_shares_the_batch_of_its_job_receives_by_itself_where_it_i
     by_itself = dg.materialize([stored, indexed], selection=[indexed], resources=QUEUES)
     assert seen(by_itself, "indexed") == ["bad"]
     assert (queue.visible, queue.deleted) == (["bad"], 1)
+
+
+def test_an_executor_takes_up_for_all_steps_what_a_router_received_for_its_run(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path
+) -> None:
+    queue.send("a", "bad")
+    router = build_sqs_router("router", QUEUES["queue"], both(), workspace=str(tmp_path / "routed"), wait=0, linger=0)
+    (request,) = router.evaluate_tick(dg.build_sensor_context(runs.instance)).run_requests or ()
+    queue.send("of another run")
+    result = runs.execute(both, tags=dict(request.tags))
+    assert result.success
+    assert [seen(result, asset) for asset in ("stored", "indexed")] == [["a", "bad"]] * 2
+    assert (sorted(queue.visible), queue.deleted) == (["bad", "of another run"], 1)
 
 
 @pytest.mark.parametrize("shares", [False, True], ids=["alone", "in a job over one batch"])

@@ -17,11 +17,12 @@ from sqs_lease.dagster import (
     SqsQueueResource,
     build_sqs_backlog_check,
     build_sqs_backlog_sensor,
-    build_sqs_lease_sensor,
+    build_sqs_router,
     sqs_lease_executor,
 )
 from sqs_lease.dagster._internals import Context
 from sqs_lease.testing import LeasedQueue, LeasedQueues
+from tests.dagster.lease_numbers import lease_numbers
 
 Work = Callable[[Context, SqsQueueResource], Any]
 
@@ -49,13 +50,14 @@ def asset_over(work: Work, retry_policy: dg.RetryPolicy | None = None) -> dg.Ass
     return orders
 
 
-def numbers(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    (materialization,) = result.asset_materializations_for_node("orders")
-    return {name: value.value for name, value in materialization.metadata.items()}
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
 
 
 def test_an_asset_that_succeeds_deletes_its_messages_and_its_materialization_has_the_numbers(
-    queue: SqsQueueResource, messages: LeasedQueue
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     messages.send("a", "b", "c")
 
@@ -63,27 +65,30 @@ def test_an_asset_that_succeeds_deletes_its_messages_and_its_materialization_has
         with queue.lease(context, linger=0, max_messages=2) as batch:
             return dg.MaterializeResult(metadata={"rows": len(batch)})
 
-    result = dg.materialize([asset_over(work)], resources={"queue": queue})
+    result = dg.materialize([asset_over(work)], resources={"queue": queue}, instance=instance)
     assert left(messages) == 1
-    told = numbers(result)
+    told = lease_numbers(instance, result)
     assert told["rows"] == 2
     assert told["sqs/queue"] == messages.url
     assert 0 <= told["sqs/oldest_age_seconds"] < 3600
     expected = {"received": 2, "deleted": 2, "failed": 0, "lost": 0, "unsettled": 0, "left_visible": 1}
-    assert {name: told[f"sqs/{name}"] for name in expected} == expected
+    assert {name: told.get(f"sqs/{name}", 0) for name in expected} == expected
+    assert "sqs/lost" not in told
 
 
-def test_a_message_that_failed_comes_back_and_counts_as_failed(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+def test_a_message_that_failed_comes_back_and_counts_as_failed(
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
     messages.send("good", "bad")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
         with queue.lease(context, linger=0) as batch:
             batch.fail([message.message_id for message in batch if message.body == "bad"], "it is bad")
 
-    result = dg.materialize([asset_over(work)], resources={"queue": queue})
+    result = dg.materialize([asset_over(work)], resources={"queue": queue}, instance=instance)
     assert messages.visible == ["bad"]
     assert left(messages) == 1
-    assert (numbers(result)["sqs/failed"], numbers(result)["sqs/deleted"]) == (1, 1)
+    assert (lease_numbers(instance, result)["sqs/failed"], lease_numbers(instance, result)["sqs/deleted"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +162,11 @@ def test_the_output_of_an_op_has_the_numbers_too(queue: SqsQueueResource, messag
 
     result = loading.execute_in_process()
     (output,) = (event for event in result.events_for_node("load") if event.is_successful_output)
-    assert output.step_output_data.metadata["sqs/deleted"].value == 1
+    assert output.step_output_data.metadata["sqs/received"].value == 1
 
 
 def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
-    queue: SqsQueueResource, messages: LeasedQueue
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     @dg.multi_asset(specs=[dg.AssetSpec(name, skippable=True) for name in ("first", "second")], can_subset=True)
     def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Any:
@@ -172,16 +177,19 @@ def test_every_asset_that_a_step_makes_has_the_numbers_and_no_other(
 
     for selection in (["first", "second"], ["second"]):
         messages.send("a")
-        result = dg.materialize([both], selection=selection, resources={"queue": queue})
-        events = [
-            event.step_materialization_data.materialization for event in result.get_asset_materialization_events()
-        ]
-        assert {
-            event.asset_key.to_user_string(): event.metadata["sqs/deleted"].value for event in events
-        } == dict.fromkeys(selection, 1)
+        result = dg.materialize([both], selection=selection, resources={"queue": queue}, instance=instance)
+        found = instance.fetch_observations(dg.AssetKey("first"), limit=10).records
+        assert len(found) == 1
+        for asset in selection:
+            event = instance.fetch_observations(dg.AssetKey(asset), limit=1).records[0]
+            assert event.run_id == result.run_id
+            assert event.asset_observation is not None
+            assert event.asset_observation.metadata["sqs/deleted"].value == 1
 
 
-def test_each_partition_that_a_step_makes_has_the_numbers(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+def test_each_partition_that_a_step_makes_has_the_numbers(
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
     messages.send("a")
 
     @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["north", "south"]))
@@ -189,12 +197,15 @@ def test_each_partition_that_a_step_makes_has_the_numbers(queue: SqsQueueResourc
         with queue.lease(context, linger=0):
             pass
 
-    result = dg.materialize([orders], resources={"queue": queue}, partition_key="south")
-    (materialization,) = result.asset_materializations_for_node("orders")
-    assert (materialization.partition, materialization.metadata["sqs/deleted"].value) == ("south", 1)
+    result = dg.materialize([orders], resources={"queue": queue}, partition_key="south", instance=instance)
+    assert lease_numbers(instance, result)["sqs/deleted"] == 1
+    (record,) = instance.fetch_observations(dg.AssetKey("orders"), limit=1).records
+    assert record.partition_key == "south"
 
 
-def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+def test_an_asset_that_checks_itself_has_the_numbers(
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
     messages.send("a")
 
     @dg.asset(check_specs=[dg.AssetCheckSpec("sound", asset="orders")])
@@ -203,12 +214,14 @@ def test_an_asset_that_checks_itself_has_the_numbers(queue: SqsQueueResource, me
             sound = len(batch) == 1
         yield dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=sound)])
 
-    result = dg.materialize([orders], resources={"queue": queue})
-    assert numbers(result)["sqs/deleted"] == 1
+    result = dg.materialize([orders], resources={"queue": queue}, instance=instance)
+    assert lease_numbers(instance, result)["sqs/deleted"] == 1
     assert [each.passed for each in result.get_asset_check_evaluations()] == [True]
 
 
-def test_several_leases_of_one_step_are_counted_together(queue: SqsQueueResource, messages: LeasedQueue) -> None:
+def test_several_leases_of_one_step_are_counted_together(
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
     messages.send("a", "b", "c")
 
     def work(context: Context, queue: SqsQueueResource) -> None:
@@ -217,14 +230,14 @@ def test_several_leases_of_one_step_are_counted_together(queue: SqsQueueResource
                 if not batch:
                     return
 
-    told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
-    assert (told["sqs/received"], told["sqs/deleted"], told["sqs/left_visible"]) == (3, 3, 0)
+    told = lease_numbers(instance, dg.materialize([asset_over(work)], resources={"queue": queue}, instance=instance))
+    assert (told["sqs/received"], told["sqs/deleted"]) == (3, 3)
     assert 0 <= told["sqs/oldest_age_seconds"] < 3600
     assert told["sqs/queue"] == messages.url
 
 
 def test_leases_of_several_queues_are_counted_together(
-    queue: SqsQueueResource, messages: LeasedQueue, leased_queues: LeasedQueues
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance, leased_queues: LeasedQueues
 ) -> None:
     others = leased_queues.create("others", "b")
     messages.send("a")
@@ -234,13 +247,18 @@ def test_leases_of_several_queues_are_counted_together(
         with queue.lease(context, linger=0), other.lease(context, linger=0):
             pass
 
-    told = numbers(dg.materialize([orders], resources={"queue": queue, "other": SqsQueueResource(queue="others")}))
+    told = lease_numbers(
+        instance,
+        dg.materialize(
+            [orders], resources={"queue": queue, "other": SqsQueueResource(queue="others")}, instance=instance
+        ),
+    )
     assert told["sqs/deleted"] == 2
-    assert told["sqs/queue"] == f"{others.url}, {messages.url}"
+    assert sorted(told["sqs/queue"].split(", ")) == sorted([others.url, messages.url])
 
 
 def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
-    queue: SqsQueueResource, messages: LeasedQueue
+    queue: SqsQueueResource, messages: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     messages.send("a")
 
@@ -249,10 +267,9 @@ def test_an_asset_that_yields_within_its_block_is_observed_afterwards(
         with queue.lease(context, linger=0) as batch:
             yield dg.MaterializeResult(metadata={"rows": len(batch)})
 
-    result = dg.materialize([orders], resources={"queue": queue})
-    assert numbers(result) == {"rows": 1}
-    (observation,) = result.get_asset_observation_events()
-    assert observation.asset_observation_data.asset_observation.metadata["sqs/deleted"].value == 1
+    result = dg.materialize([orders], resources={"queue": queue}, instance=instance)
+    told = lease_numbers(instance, result)
+    assert (told["rows"], told["sqs/deleted"]) == (1, 1)
 
 
 def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_within_the_block(
@@ -273,7 +290,7 @@ def test_all_outputs_of_an_op_have_the_numbers_but_those_that_were_yielded_withi
 
     result = loading.execute_in_process()
     outputs = [event.step_output_data for event in result.events_for_node("load") if event.is_successful_output]
-    assert {output.step_output_handle.output_name: "sqs/deleted" in output.metadata for output in outputs} == {
+    assert {output.step_output_handle.output_name: "sqs/received" in output.metadata for output in outputs} == {
         "early": False,
         "late": True,
         "later": True,
@@ -341,12 +358,12 @@ def test_up_to_as_many_messages_are_received_as_were_asked_for(queue: SqsQueueRe
     assert dg.materialize([asset_over(work)], resources={"queue": queue}).success
 
 
-def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource) -> None:
+def test_a_queue_without_messages_gives_an_empty_batch(queue: SqsQueueResource, instance: dg.DagsterInstance) -> None:
     def work(context: Context, queue: SqsQueueResource) -> None:
         with queue.lease(context, linger=0, wait=0) as batch:
             assert len(batch) == 0
 
-    told = numbers(dg.materialize([asset_over(work)], resources={"queue": queue}))
+    told = lease_numbers(instance, dg.materialize([asset_over(work)], resources={"queue": queue}, instance=instance))
     assert told["sqs/received"] == 0
     assert "sqs/oldest_age_seconds" not in told
 
@@ -384,11 +401,11 @@ class Bucket(dg.ConfigurableResource[Any]):
     "make",
     [
         lambda queue: build_sqs_backlog_sensor("waiting", queue, "orders"),
-        lambda queue: build_sqs_lease_sensor("waiting", queue, "orders", workspace="/tmp"),
+        lambda queue: build_sqs_router("waiting", queue, "orders", workspace="/tmp"),
         lambda queue: build_sqs_backlog_check("orders", queue),
         lambda queue: sqs_lease_executor(queue, workspace="/tmp"),
     ],
-    ids=["backlog sensor", "lease sensor", "check", "executor"],
+    ids=["backlog sensor", "router", "check", "executor"],
 )
 def test_something_else_than_a_queue_is_refused_where_it_is_written_and_not_shown(
     make: Callable[[Any], object],

@@ -20,8 +20,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import execute_sensor_iteration
 
-from sqs_lease.dagster import backlog_sensor
-from sqs_lease.dagster.lease_sensor import sensor as lease_sensor
+from sqs_lease.dagster import backlog_sensor, router
 from sqs_lease.sqs.errors import AccessDeniedError, EndpointUnreachableError, SqsError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 from tests.dagster.instances import stored_instance
@@ -91,7 +90,7 @@ def test_ticks_on_a_queue_that_is_denied_fail_by_what_is_denied_until_it_is_not(
     leased_queues.create("orders", *["an order"] * 20)
     with monkeypatch.context() as patch:
         denied = AccessDeniedError("access to orders is denied: allow sqs:GetQueueAttributes")
-        patch.setattr(MemoryTransport, "queue_attributes", failing(denied))
+        patch.setattr(MemoryTransport, "queue_url", failing(denied))
         for status, error in daemon.iterate().values():
             assert status is TickStatus.FAILURE
             assert "allow sqs:GetQueueAttributes" in error
@@ -106,7 +105,7 @@ def test_a_service_that_stays_out_of_reach_is_no_reason_to_skip_for_ever(
         patch.setattr(MemoryTransport, "queue_url", failing(EndpointUnreachableError("no connection for orders")))
         assert all(status is TickStatus.SKIPPED for status, _ in daemon.iterate().values())
         # They count by the clock of the machine, which nobody moves.
-        for module in (backlog_sensor, lease_sensor):
+        for module in (backlog_sensor, router):
             patch.setattr(module, "UNREADABLE_SECONDS", 0.0)
         for status, error in daemon.iterate().values():
             assert status is TickStatus.FAILURE

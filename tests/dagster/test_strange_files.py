@@ -17,18 +17,12 @@ from hypothesis import strategies as st
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.dagster.backlog_sensor import _backlog
 from sqs_lease.dagster.backlog_state import Memory
-from sqs_lease.dagster.lease_sensor.dispatch import RUN, Destination, RecordedRun, read_run, write_run
-from sqs_lease.dagster.run_batch.folder import SETTLING, BatchFolder, BatchFolderError, PieceOfWork, Raised
-from sqs_lease.dagster.run_batch.lease_files import (
-    HELD_UNTIL,
-    LEASES,
-    RecordedLeases,
-    read_leases,
-    write_leases,
-)
-from sqs_lease.dagster.run_batch.ownership import OWNER, Ownership
+from sqs_lease.dagster.dispatch import RUN, Destination, read_run, write_run
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.dagster.run_batch.routed import LEASES, read_written, write_leases
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.transport import QueueAttributes
-from tests.fuzz.strange import CONTENT, examples, json_near, outcome_of, said_by
+from tests.fuzz.strange import CONTENT, examples, json_near, said_by
 
 HELD: Final = [Lease(Receipt(f"m{number}", f"{CONTENT}{number}"), 1.5, 31.5, 2, "group") for number in range(2)]
 WORK: Final = PieceOfWork(
@@ -41,7 +35,6 @@ WORK: Final = PieceOfWork(
     frozenset({"m2"}),
     frozenset({"m3"}),
 )
-OWNED: Final = {"token": "t", "deployment": "here", "host": "h", "pid": 1}
 
 
 @functools.cache
@@ -62,12 +55,11 @@ def written(name: str) -> Any:
     """What the package itself writes into a file of that name."""
     match name:
         case "leases.json":
-            write_leases(folder(), "b", "q", HELD)
+            write_leases(folder(), WrittenBatch("b", 1.7e9, tuple(HELD)))
         case "run.json":
             write_run(
                 folder(),
                 Destination("job", run_config={"ops": {"x": {"config": {"a": [1]}}}}, run_tags={"tag": "1"}),
-                ["b2"],
             )
         case _:
             folder().write(WORK)
@@ -77,34 +69,17 @@ def written(name: str) -> Any:
     return json.loads(content)
 
 
-@st.composite
-def lease_files(draw: st.DrawFn) -> dict[str, bytes | None]:
-    good = written(LEASES)
-    leases = draw(json_near(json.loads(good["leases"])))
-    head = draw(json_near({**good, "leases": leases.decode("utf-8", "replace")}))
-    return {
-        LEASES: head,
-        HELD_UNTIL: draw(st.none() | json_near(1.7e9)),
-        SETTLING: draw(st.none() | json_near(["m1", "m2"])),
-    }
-
-
 @examples(120)
-@given(lease_files())
-def test_recorded_leases_are_of_their_types_or_count_as_none(files: dict[str, bytes | None]) -> None:
-    for name, content in files.items():
-        (folder().path / name).unlink(missing_ok=True)
-        if content is not None:
-            (folder().path / name).write_bytes(content)
-    found = said_by(lambda: read_leases(folder()))
-    if isinstance(found, RecordedLeases):
+@given(st.deferred(lambda: json_near(written(LEASES))))
+def test_written_leases_are_of_their_types_or_count_as_none(content: bytes) -> None:
+    (folder().path / LEASES).write_bytes(content)
+    found = said_by(lambda: read_written(folder()))
+    if isinstance(found, WrittenBatch):
         assert isinstance(found.batch_id, str)
-        assert isinstance(found.queue_url, str)
         for lease in found.leases:
             assert isinstance(lease.receipt.handle, str)
             assert lease.deadline == lease.deadline
             assert abs(lease.deadline) < float("inf")
-        assert found.deleting is None or all(isinstance(message_id, str) for message_id in found.deleting)
 
 
 @examples(120)
@@ -126,23 +101,11 @@ def test_a_piece_of_work_is_of_its_types_or_refused(content: bytes) -> None:
 
 
 @examples(80)
-@given(json_near(OWNED))
-def test_whoever_owned_a_directory_it_can_be_taken_or_is_refused(content: bytes) -> None:
-    from sqs_lease.dagster.run_batch.ownership import ForeignOwnerError
-
-    folder().put(OWNER, content)
-    ownership = Ownership(folder().path, "here")
-    assert not ownership.is_ours()
-    if not isinstance(outcome_of(ownership.take, ForeignOwnerError), ForeignOwnerError):
-        assert ownership.is_ours()
-
-
-@examples(80)
 @given(st.deferred(lambda: json_near(written("run.json"))))
 def test_a_recorded_run_is_read_or_counts_as_none(content: bytes) -> None:
     folder().put(RUN, content)
     found = said_by(lambda: read_run(folder()))
-    if isinstance(found, RecordedRun):
+    if isinstance(found, Destination):
         assert msgspec.json.encode(found)
 
 

@@ -14,7 +14,6 @@ from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import BATCH_TAG, MessageFailed, SqsQueueResource
 from sqs_lease.dagster.run_batch import run_folders
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.lease_files import HELD_UNTIL, write_held_until
 from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
 
 pytestmark = pytest.mark.processes
@@ -73,9 +72,9 @@ def test_what_is_left_over_there_is_removed_by_its_age(bucket: Any, monkeypatch:
 
 def test_a_file_there_is_read_as_another_process_wrote_it(bucket: Any) -> None:
     folder = create(run_batch_uri(f"s3://{bucket.name}/orders", "run"))
-    write_held_until(folder, 1.5)
-    assert folder.get(HELD_UNTIL) == b"1.5"
+    folder.put("note.json", b"1.5")
+    assert folder.get("note.json") == b"1.5"
     # The store's client knows the size from now on.
     assert folder.pieces() == {}
-    bucket.put_object(Key=f"orders/run-run/{HELD_UNTIL}", Body=b"1700000000.25")
-    assert folder.get(HELD_UNTIL) == b"1700000000.25"
+    bucket.put_object(Key="orders/run-run/note.json", Body=b"1700000000.25")
+    assert folder.get("note.json") == b"1700000000.25"

@@ -138,7 +138,9 @@ class ScriptedDagster:
         return self.materialized
 
     def events(self, run_id: str) -> list[Event]:
-        return [Event(kind, "flights", 0.0, "INFO", "", None, {}) for kind in self.log[run_id]]
+        logged = [Event(kind, "flights", 0.0, "INFO", "", None, {}) for kind in self.log[run_id]]
+        observed = {each.run_id: each.metadata for each in self.materialized}
+        return [*logged, Event("ASSET_OBSERVATION", "flights", 0.0, "INFO", "", None, observed[run_id])]
 
 
 def of_dagster(*, states: dict[str, str], **metadata: dict[str, Any]) -> DagsterRuns:
@@ -148,7 +150,12 @@ def of_dagster(*, states: dict[str, str], **metadata: dict[str, Any]) -> Dagster
 
 
 def numbers(received: int) -> dict[str, Any]:
-    return {"sqs/received": received, "sqs/extensions": 6, "sqs/extension_calls": 2, "sqs/lost": 1}
+    return {
+        "sqs/received": received,
+        "sqs/extensions": 6,
+        "sqs/extension_calls": 2,
+        **({"sqs/lost": 1} if received else {}),
+    }
 
 
 def test_batches_of_dagster_are_its_materializations_that_received_something() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 
-from sqs_lease.dagster.lease_sensor.sensor import end_hosts
 from sqs_lease.testing.leased_queues import LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.docs.test_examples import ROOT, blocks
@@ -52,46 +50,30 @@ def test_the_job_whose_steps_run_in_the_run_worker_leases(
     assert queue.deleted == 1
 
 
-def test_the_sensor_that_keeps_a_batch_through_retries_asks_for_a_run_that_gets_it_and_settles_it(
+def routed(tmp_path: Path) -> str:
+    return code("build_sqs_router(").replace("/var/lib/orders", str(tmp_path)).replace("linger=5", "linger=0")
+
+
+def test_the_router_asks_for_a_run_that_takes_its_batch_up(
     tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = leased_queues.create("orders", "an order", " ", visibility_seconds=600)
     monkeypatch.setenv("ORDERS_QUEUE", "orders")
     names: dict[str, Any] = {"__name__": "orders"}
-    page = code("build_sqs_lease_sensor(").replace("/var/lib/orders", str(tmp_path)).replace("linger=5", "linger=0")
-    exec(compile(page, str(PAGE), "exec", dont_inherit=True), names)
-    sensor = names["defs"].resolve_sensor_def("orders_sensor")
-    with dg.instance_for_test() as instance:
-        try:
-            with dg.SensorEvaluationContext(
-                instance.get_ref(),
-                sensor_name="orders_sensor",
-                repository_name="__repository__",
-                log_key=["__repository__", "orders_sensor", "1"],
-            ) as context:
-                (request,) = list(sensor.evaluate_tick(context).run_requests or [])
-            assert sorted(queue.invisible) == [" ", "an order"]
-            tags = {**request.tags, "dagster/run_key": request.run_key}
-            assert names["held_orders"].execute_in_process(instance=instance, tags=tags).success
-            wait_until_true(lambda: queue.deleted == 2)
-            assert queue.dead_letters == [" "]
-        finally:
-            end_hosts()
+    exec(compile(routed(tmp_path), str(PAGE), "exec", dont_inherit=True), names)
+    sensor = names["defs"].resolve_sensor_def("orders_router")
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = sensor.evaluate_tick(dg.build_sensor_context(instance)).run_requests or []
+        assert sorted(queue.invisible) == [" ", "an order"]
+        assert names["routed_orders"].execute_in_process(instance=instance, tags=request.tags).success
+    assert (queue.visible, queue.invisible, queue.dead_letters) == ([], [], [" "])
 
 
-def test_the_test_of_the_sensor_passes(
+def test_the_test_of_the_router_passes(
     tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, Any] = {"__name__": "orders"}
-    sensor = code("build_sqs_lease_sensor(").replace("/var/lib/orders", str(tmp_path)).replace("linger=5", "linger=0")
-    for block in (sensor, code("def test_a_message_is_deleted_when_its_run_succeeded")):
+    for block in (routed(tmp_path), code("def test_a_message_is_deleted_when_its_run_succeeded")):
         exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
     test: Callable[[LeasedQueues, pytest.MonkeyPatch], None] = names["test_a_message_is_deleted_when_its_run_succeeded"]
     test(leased_queues, monkeypatch)
-
-
-def wait_until_true(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -72,7 +72,9 @@ def test_the_dagster_asset_deletes_what_it_worked_on_and_its_sensor_asks_for_a_r
         assert len(asked.run_requests) == 1
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
     (materialization,) = result.asset_materializations_for_node("orders")
-    assert materialization.metadata["sqs/deleted"].value == 1
+    assert materialization.metadata["sqs/received"].value == 1
+    left = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert int(left["ApproximateNumberOfMessages"]) + int(left["ApproximateNumberOfMessagesNotVisible"]) == 0
 
 
 @pytest.mark.processes

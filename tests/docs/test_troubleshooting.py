@@ -15,7 +15,7 @@ PACKAGE = ROOT / "providers" / "sqs_lease"
 
 CAUGHT_WITHIN = {
     *("CommsError", "NoAnswerError", "GivenBackError"),
-    *("HostIsOverError", "LoopThreadError", "NotTrueOrFalseError"),
+    *("LoopThreadError", "NotTrueOrFalseError", "StepFailedError"),
     *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
 }

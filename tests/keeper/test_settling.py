@@ -191,7 +191,7 @@ class TestDeadLettering:
         setting.run(scenario)
         assert [body for _, body, _, _ in setting.transport.sent] == ["body 0"]
 
-    def test_without_a_dead_letter_queue_the_message_is_not_deleted_and_the_outcome_says_why(
+    def test_without_a_dead_letter_queue_the_message_is_visible_again_and_the_outcome_says_why(
         self, setting: Setting
     ) -> None:
         async def scenario(keeper: Keeper) -> None:
@@ -204,6 +204,7 @@ class TestDeadLettering:
 
         setting.run(scenario)
         assert setting.transport.calls("delete") == []
+        assert [asked.entries for asked in setting.transport.calls("release")] == [(("m0", 0),)]
 
     def test_a_message_whose_content_is_not_known_is_not_deleted(self, setting: Setting) -> None:
         setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
@@ -215,7 +216,8 @@ class TestDeadLettering:
             assert (await batch.fail("not JSON"))[message.receipt].outcome is Outcome.FAILED
 
         setting.run(scenario)
-        assert (setting.transport.sent, setting.transport.asked) == ([], [])
+        assert setting.transport.sent == []
+        assert [asked.entries for asked in setting.transport.asked] == [(("m0", 0),)]
 
     def test_each_try_at_a_fifo_dead_letter_queue_has_the_same_deduplication_id(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch

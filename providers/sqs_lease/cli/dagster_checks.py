@@ -6,11 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from sqs_lease.cli.durations import shown_duration
 from sqs_lease.cli.findings import Finding
 from sqs_lease.cli.output import CommandError
 from sqs_lease.cli.versions import extra_versions
-from sqs_lease.core.policies import Growing, default_visibility_seconds
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -42,15 +40,7 @@ def run_attempts() -> Mapping[str, int]:
 
 def dagster_findings() -> Iterator[Finding]:
     """All findings about this installation, in the order in which people read them."""
-    from sqs_lease.dagster.lease_sensor.host import TAKEOVER_SECONDS
-
     yield from extra_versions("dagster")
-    visibility = default_visibility_seconds(Growing(), TAKEOVER_SECONDS)
-    yield Finding.fine(
-        "takeover",
-        f"a restarted daemon takes over within {shown_duration(TAKEOVER_SECONDS)}; lease sensors receive with "
-        f"{shown_duration(visibility)}, or the queue's visibility timeout if that is longer",
-    )
     instance = _instance()
     if instance is None:
         yield Finding.note(

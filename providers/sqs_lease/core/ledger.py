@@ -40,7 +40,8 @@ Rules that the table cannot show:
 * An extension never shortens a lease. So a lease that its last holder extended for long, as it passed it on, keeps
   what it has, whatever the policy asks for.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
-* A refused settlement ends at once: a repetition would get the same answer. One that fails otherwise ends by its age:
+* A refused settlement ends at once: a repetition would get the same answer. A refused forward becomes a release, and
+  its outcome is still that it failed. A settlement that fails otherwise ends by its age:
   once its lease has ended and :data:`SETTLE_SECONDS` have passed. Those that still wait for their first call end when,
   beyond that, no settlement has gone through for so long: then the queue carries out none.
 * About one receipt there is one call under way at most, also when its lease was forgotten and came again meanwhile. A
@@ -180,6 +181,7 @@ class Entry(Struct, eq=False, gc=False):
     behind: bool = False  # its delete waits for earlier messages of its group; the lease is extended meanwhile
     goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
+    forward_refused: str = ""  # why the dead-letter queue did not take it; it is released instead
     delete_unanswered: bool = False  # a delete may have been carried out: no answer came
     settle_by: float = -math.inf  # until when its settlement may wait for others to fill its call
     failed_by: str = "its turn never came: for a minute SQS carried out no settlement of the queue"
@@ -950,6 +952,8 @@ class Ledger:
             self._forwards.push(entry)
 
     def _end(self, entry: Entry, outcome: Outcome, detail: str = "") -> None:
+        if entry.forward_refused and outcome in (Outcome.RELEASED, Outcome.EXPIRED):
+            outcome, detail = Outcome.FAILED, entry.forward_refused
         self._events.append(Settled(entry.receipt, outcome, detail))
         self._remove(entry, done=outcome in (Outcome.DELETED, Outcome.DEAD_LETTERED))
 
@@ -977,6 +981,13 @@ class Ledger:
                     self._end(entry, outcome, f"{_UNANSWERED_DELETE} {_detail(answer)}")
                 case _, Verdict.LOST:
                     self._end(entry, Outcome.LOST, _detail(answer))
+                case ForwardCall(), Verdict.REFUSED:
+                    # Not held until its lease ends: that may be in a quarter of an hour.
+                    entry.forward_refused = _detail(answer)
+                    entry.settlement = Release(0)
+                    entry.tries = 0
+                    entry.enter(Phase.SETTLING)
+                    self._offer(entry)
                 case _, Verdict.REFUSED:
                     self._end(entry, Outcome.FAILED, _detail(answer))
                 case ReleaseCall() as release, Verdict.CAPPED if release.changes[index].seconds:

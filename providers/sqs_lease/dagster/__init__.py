@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster._internals import register_library
-from sqs_lease.dagster.attempts import RetryWithoutMessagesError
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.backlog_state import Backlog
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
@@ -14,13 +13,12 @@ from sqs_lease.dagster.components.function import SqsFunctionComponent
 from sqs_lease.dagster.components.ingestion import SqsIngestionComponent
 from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
 from sqs_lease.dagster.components.queue import SqsQueueComponent
+from sqs_lease.dagster.dispatch import DispatchError
 from sqs_lease.dagster.executor import sqs_lease_executor
-from sqs_lease.dagster.lease_sensor.dispatch import DispatchError
-from sqs_lease.dagster.lease_sensor.sensor import LeaseSensorError, build_sqs_lease_sensor
-from sqs_lease.dagster.leased import leased
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
+from sqs_lease.dagster.router import RouterError, build_sqs_router
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.spark import ingest_with_spark, reported_result, settle_ingestion, stored_batch
 from sqs_lease.ingestion.job import JobError, job_arguments
@@ -30,12 +28,11 @@ __all__ = [
     "Backlog",
     "DispatchError",
     "JobError",
-    "LeaseSensorError",
     "LeasedAssetComponent",
     "LeasedBatch",
     "MessageFailed",
     "ResumedRunError",
-    "RetryWithoutMessagesError",
+    "RouterError",
     "SqsBacklogSensorComponent",
     "SqsFunctionComponent",
     "SqsIngestionComponent",
@@ -44,11 +41,10 @@ __all__ = [
     "build_sqs_backlog_check",
     "build_sqs_backlog_sensor",
     "build_sqs_lease_check",
-    "build_sqs_lease_sensor",
+    "build_sqs_router",
     "ingest_with_spark",
     "job_arguments",
     "lease_metadata",
-    "leased",
     "reported_result",
     "settle_ingestion",
     "sqs_lease_check_result",

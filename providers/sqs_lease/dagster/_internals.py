@@ -1,24 +1,19 @@
-"""All that this package asks of Dagster beyond its public interface, and what it does where Dagster lacks it.
+"""All that this package asks of Dagster beyond its public interface, and the public name that could replace it.
 
 Public is what the module ``dagster`` exports, and of that what Dagster documents. All else that is used here was seen
-on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make versions ROOM=dagster`` tests the oldest and the newest.
+on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make versions ROOM=dagster`` tests the oldest and the newest. So
+there are no fallbacks for releases that lack a name: where one does, the call fails, and the messages are given back.
 
-Each function says what the public interface lacks, and under "Without it" what happens on a release that has changed.
-Nothing is imported from a private module before it is needed, so such a release costs that one thing. It is said in the
-log of the process. Where messages could be deleted that nobody has worked on, the function raises
-:class:`UnsupportedDagsterError` instead, and they are given back.
+Private modules are imported where a name of them is needed, and not before.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import importlib.metadata
-import inspect
 import logging
 import multiprocessing
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,44 +44,24 @@ Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_REMEDY: Final = "Install a release of Dagster that docs/dagster.md names, or a newer release of sqs-lease"
-
-
-class UnsupportedDagsterError(RuntimeError):
-    """The installed release of Dagster lacks what messages cannot be kept safe without; the text says what."""
-
-    def __init__(self, what: str, so: str) -> None:
-        super().__init__(f"Dagster {dg.__version__} has no {what} that sqs-lease knows, so {so}. {_REMEDY}")
-
 
 def _private(module: str, name: str) -> Any:
-    """A name of a private module of Dagster; None where this release does not have it."""
-    try:
-        return getattr(importlib.import_module(f"dagster._core.{module}"), name, None)
-    except ImportError:
-        return None
-
-
-def _warn(what: str, so: str) -> None:
-    logger.warning("Dagster %s has no %s that sqs-lease knows, so %s. %s", dg.__version__, what, so, _REMEDY)
+    """A name of a private module of Dagster."""
+    return getattr(importlib.import_module(f"dagster._core.{module}"), name)
 
 
 def preview(explanation: str) -> Callable[[_Function], _Function]:
     """Return a decorator for what may change in any release: Dagster warns where it is used.
 
-    The mark is not public. Without it nobody is warned; docstrings say the same.
+    The mark is not public; docstrings say the same.
 
     Args:
         explanation: What else the warning says.
     """
 
     def mark(function: _Function) -> _Function:
-        try:
-            marked: _Function = importlib.import_module("dagster._annotations").preview(
-                function, additional_warn_text=explanation
-            )
-        except (ImportError, AttributeError, TypeError):
-            return function
+        annotations = importlib.import_module("dagster._annotations")
+        marked: _Function = annotations.preview(function, additional_warn_text=explanation)
         return marked
 
     return mark
@@ -95,13 +70,10 @@ def preview(explanation: str) -> Callable[[_Function], _Function]:
 def register_library() -> None:
     """Have Dagster list this package among the libraries of a code location, with its version.
 
-    Integrations do it by a module that is not documented. Without it the list lacks this package.
+    Integrations of Dagster's own do it by this module, which is not documented.
     """
-    try:
-        registry = importlib.import_module("dagster_shared.libraries").DagsterLibraryRegistry
-        registry.register("sqs-lease", importlib.metadata.version("sqs-lease"), is_dagster_package=False)
-    except (ImportError, AttributeError, TypeError):
-        logger.debug("Dagster %s does not list libraries as sqs-lease knows it", dg.__version__)
+    registry = importlib.import_module("dagster_shared.libraries").DagsterLibraryRegistry
+    registry.register("sqs-lease", importlib.metadata.version("sqs-lease"), is_dagster_package=False)
 
 
 # Steps
@@ -110,47 +82,22 @@ def register_library() -> None:
 def step_key(context: Context) -> str | None:
     """Return the key of the step under way; None where the function is called directly, as in a test.
 
-    The public context knows its op, and not its step. Without it, the key is made of the op's name and of the mapping
-    key of a dynamic output. Two steps of one op in a job have one key then.
+    The public context knows its op, and not its step; ``HookContext.step_key`` is public, in a hook.
 
     Args:
         context: The context of the op or asset.
     """
-    op_context = context.op_execution_context
     try:
-        return str(op_context.get_step_execution_context().step.key)
+        return str(context.op_execution_context.get_step_execution_context().step.key)
     except dg.DagsterError:
-        return None
-    except AttributeError:
-        return _key_by_op(op_context)
-
-
-def _key_by_op(context: dg.OpExecutionContext) -> str | None:
-    try:
-        job_name = context.job_name
-    except dg.DagsterError:
-        return None
-    name, mapping_key = context.op_def.name, context.get_mapping_key()
-    _warn("get_step_execution_context()", f"the step of {name!r} in job {job_name!r} goes by the name of its op")
-    return name if mapping_key is None else f"{name}[{mapping_key}]"
-
-
-def _step(context: Context) -> Any:
-    """The context of the step; None where the function is called directly, or where Dagster does not tell it."""
-    try:
-        return context.op_execution_context.get_step_execution_context()
-    except (AttributeError, dg.DagsterError):
         return None
 
 
 def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
     """Add metadata to the materializations of the step's assets, or to the outputs of an op.
 
-    An asset that was yielded before has its materialization already, so it gets an observation beside it. Outputs of
-    ops that were yielded before, and dynamic ones, get nothing.
-
-    The public context does not tell what was yielded, nor what metadata was added before. Without the former, each
-    asset gets an observation. Without the latter, what is added replaces what was added before under the same keys.
+    What was yielded before, and dynamic outputs, get nothing. The public context does not tell what was yielded, nor
+    what metadata was added before.
 
     Args:
         context: The context of the asset or op; where the function is called directly, nothing is done.
@@ -161,9 +108,7 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
         return
     if isinstance(context, dg.AssetExecutionContext):
         for key in context.selected_asset_keys:
-            if _is_asset_yielded(context, key):
-                context.log_event(dg.AssetObservation(key, metadata=metadata, partition=_only_partition(context)))
-            else:
+            if not _is_asset_yielded(context, key):
                 earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
@@ -179,273 +124,102 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
 
 
 def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    try:
-        step = context.op_execution_context.get_step_execution_context()
-        return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
-    except AttributeError:
-        _warn("has_seen_output()", f"the numbers of a lease are in an observation of {key.to_user_string()}")
-        return True
+    step = context.op_execution_context.get_step_execution_context()
+    return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
 
 
 def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> Mapping[str, Any]:
-    get = getattr(_step(context), getter, None)
-    if get is None:
-        _warn(f"{getter}()", "the numbers of a step's last lease stand for all of its leases")
-        return {}
-    return get(key) or {}
+    step = context.op_execution_context.get_step_execution_context()
+    return getattr(step, getter)(key) or {}
 
 
-def _only_partition(context: dg.AssetExecutionContext) -> str | None:
-    """The partition that is made; None without partitions, or with several at once."""
-    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
-    return keys[0] if len(keys) == 1 else None
+def report_event(context: Context, text: str, metadata: Metadata) -> None:
+    """Add an event of a step to the run's log, also where a listener of the instance's events calls this.
 
-
-def report_event(context: Context, text: str, metadata: Metadata, *, is_listener: bool = False) -> None:
-    """Add an event of a step to the run's log, for :func:`reported`.
-
-    No public event is about something else than an asset, an output or an expectation. Without engine events, it is an
-    expectation that was met; where a listener reports it, there is only a line in the process's log.
+    No public event is about something else than an asset, an output or an expectation.
 
     Args:
         context: The context of the asset or op, in a step.
         text: What the log says.
         metadata: By key.
-        is_listener: Whether a listener of the instance's events calls this. Dagster's loggers take nothing then.
     """
-    try:
-        data = _private("events", "EngineEventData")(metadata=metadata)
-        if is_listener:
-            context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
-        else:
-            dg.DagsterEvent.engine_event(_step(context), text, data)
-    except (AttributeError, TypeError):
-        _warn("engine events", "what becomes of messages is written as an expectation")
-        if is_listener:
-            logger.info(text)
-        else:
-            told = dg.ExpectationResult(True, label="sqs_lease", description=text, metadata=metadata)
-            context.op_execution_context.log_event(told)
+    data = _private("events", "EngineEventData")(metadata=metadata)
+    context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedEvent:
-    """What :func:`report_event` added to a run's log.
+def step_exception(context: Context) -> BaseException | None:
+    """Return what a step failed with, once Dagster reports that; None before.
 
-    Attributes:
-        step_key: The step.
-        metadata: By key.
-    """
-
-    step_key: str | None
-    metadata: Mapping[str, Any]
-
-
-def reported(instance: dg.DagsterInstance, run_id: str) -> Iterator[ReportedEvent]:
-    """Yield what steps of a run reported, the oldest first; events of others are among it.
+    Public is ``HookContext.op_exception``, in a hook of the op.
 
     Args:
-        instance: The instance that has the run.
-        run_id: The run.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell the events of a run, or what is in them.
+        context: The context of the op or asset, in a step.
     """
-    types = (dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.STEP_EXPECTATION_RESULT)
-    for event in run_events(instance, run_id, types):
-        yield ReportedEvent(event.step_key, event_metadata(event))
+    error: BaseException | None = context.op_execution_context.get_step_execution_context().step_exception
+    return error
 
 
 def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str) -> None:
     """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers take nothing then.
 
-    Public are the loggers only. Without it, the warning is in the log of the process alone, where it is in any case.
+    Public are the loggers only.
 
     Args:
         instance: The instance.
         seen: The event that it is about.
         text: What the log says.
     """
-    logger.warning("%s", text)
-    try:
-        warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
-            error_info=None,
-            level=logging.WARNING,
-            user_message=text,
-            run_id=seen.run_id,
-            timestamp=time.time(),
-            step_key=seen.step_key,
-            job_name=seen.job_name,
-        )
-        instance.handle_new_event(warning)
-    except (AttributeError, TypeError):
-        _warn("handle_new_event()", f"the log of run {seen.run_id} lacks this warning")
+    warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
+        error_info=None,
+        level=logging.WARNING,
+        user_message=text,
+        run_id=seen.run_id,
+        timestamp=time.time(),
+        step_key=seen.step_key,
+        job_name=seen.job_name,
+    )
+    instance.handle_new_event(warning)
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> bool:
+def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
     """Call a function with each event of a step's run, in the process of the step.
 
-    Public hooks run when a step has ended, and have no part in what the step itself holds. Without it the function is
-    not called. A lease is given back then when Python closes the step's generator, which may take until the process
-    ends; nobody is told of a value that was stored after its messages were deleted; messages of a block that raised are
-    settled at its end; and they are deleted although a blocking check of their step failed.
+    Public hooks run in the process of the step as well, but a user has to add them to each job.
 
     Args:
         context: The context of the op or asset, in a step.
-        see: Gets the instance and the event.
-
-    Returns:
-        Whether the function is called.
+        see: Gets the instance and the event. What it raises fails what is about to be reported.
     """
     instance = context.instance
-    try:
-        instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
-    except AttributeError:
-        _warn("add_event_listener()", "a lease may be held for longer where its step fails while it is suspended")
-        return False
-    return True
+    instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
 
 
-def is_tried_again(context: Context, error: Exception) -> bool:
-    """Whether Dagster tries a step again that ends with an exception: the step itself, or its run.
+@dataclass(frozen=True, slots=True)
+class RunRetrySettings:
+    """Whether an instance repeats failed runs.
 
-    The public context tells neither the retry policy in force nor whether the executor obeys it. Without it, every
-    failed step counts as tried again: its messages are given back, and ``on_failure`` is not applied.
-
-    Args:
-        context: The context of the asset or op, in a step.
-        error: What the step is about to raise.
+    Attributes:
+        enabled: Whether it does.
+        max_retries: How often, for runs without a tag of their own.
+        on_step_failure: Whether also where a step failed, and not only where the run worker did.
     """
-    try:
-        step = context.op_execution_context.get_step_execution_context()
-        max_retries = 0 if step.retry_mode.disabled else _max_retries(step.op_retry_policy, error)
-        if step.previous_attempt_count < max_retries:
-            return True
-    except AttributeError:
-        _warn("retry policy of a step", "on_failure is not applied, and the messages are given back")
-        return True
-    return is_run_tried_again(context.instance, context.run)
+
+    enabled: bool
+    max_retries: int
+    on_step_failure: bool
 
 
-def _max_retries(policy: dg.RetryPolicy | None, error: Exception) -> int:
-    """How often a step is tried again that ends with an exception."""
-    if isinstance(error, dg.RetryRequested):
-        return int(error.max_retries)
-    is_final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
-    return 0 if policy is None or is_final else policy.max_retries
-
-
-def is_run_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether Dagster repeats a run if one of its steps fails for good.
-
-    Nothing public tells before the run has failed. Without it, every run counts as repeated where run retries are
-    switched on: messages are given back, and ``on_failure`` is not applied.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-    """
-    if not run_retries_enabled(instance):
-        return False
-    try:
-        failed = run.with_status(dg.DagsterRunStatus.FAILURE)
-        reason = _private("events", "RunFailureReason").STEP_FAILURE
-        return bool(_private("execution.retries", "auto_reexecution_should_retry_run")(instance, failed, reason))
-    except (AttributeError, TypeError):
-        _warn("answer whether a run is repeated", "on_failure is not applied, and the messages are given back")
-        return True
-
-
-def run_retries_enabled(instance: dg.DagsterInstance) -> bool:
-    """Whether the instance repeats failed runs.
-
-    Nothing public tells. Without it, it counts as switched on: ``on_failure`` waits for what Dagster's tags say.
+def run_retry_settings(instance: dg.DagsterInstance) -> RunRetrySettings:
+    """Return an instance's settings of run retries, which are public in ``dagster.yaml`` only.
 
     Args:
         instance: The instance.
     """
-    try:
-        return bool(instance.run_retries_enabled)
-    except AttributeError:
-        _warn("run_retries_enabled", "failed runs count as repeated")
-        return True
-
-
-_EVENTS: Final = (dg.Output, dg.DynamicOutput, dg.MaterializeResult, dg.ObserveResult, dg.AssetMaterialization)
-
-
-def output_events(context: Context, result: object) -> Iterator[Any]:
-    """Yield what a step's function returned, as if it had yielded it: Dagster does so with every function.
-
-    How Dagster does it is not public. Without it, several outputs that are returned together are refused.
-
-    Args:
-        context: The context of the asset or op, in a step.
-        result: What the function returned: values, outputs, results, or a generator of them.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not do it, and it is not known how.
-    """
-    coerce = _private("execution.plan.compute_generator", "validate_and_coerce_op_result_to_iterator")
-    outputs = context.op_def.output_defs
-    if coerce is not None:
-        yield from coerce(result, context, outputs)
-    elif inspect.isgenerator(result):
-        yield from result
-    elif isinstance(result, _EVENTS):
-        yield result
-    elif len(outputs) == 1 and not outputs[0].is_dynamic:
-        yield dg.Output(result, outputs[0].name)
-    else:
-        raise UnsupportedDagsterError(
-            "function that makes outputs of what a step returns",
-            f"{context.op_def.name!r} must yield its outputs",
-        )
-
-
-def stores_values(context: Context) -> bool:
-    """Whether a step has outputs with values, which Dagster has stored; results of its asset checks do not count.
-
-    Which type stands for no value is public. How to ask a type is not, nor which output is of which asset. Without it,
-    every step has values.
-
-    Args:
-        context: The context of the asset or op.
-    """
-    try:
-        outputs = {output.name: output for output in context.op_def.output_defs}
-        if isinstance(context, dg.AssetExecutionContext):
-            asset = context.assets_def
-            names = {asset.get_output_name_for_asset_key(key) for key in asset.keys}
-            outputs = {name: output for name, output in outputs.items() if name in names}
-        return any(not output.dagster_type.is_nothing for output in outputs.values())
-    except AttributeError:
-        _warn("type of an output", "every step counts as one with a value")
-        return True
-
-
-def missing_outputs(context: Context) -> list[str]:
-    """Return the outputs that a step must have, and that its function did not yield: Dagster fails the step for them.
-
-    What was yielded is not public. Without it there are none: messages are deleted at the end of a block although
-    Dagster fails their step.
-
-    Args:
-        context: The context of the asset or op, in a step, whose function has ended.
-    """
-    step = _step(context)
-    try:
-        return [
-            output.name
-            for output in context.op_def.output_defs
-            if output.is_required
-            and not output.is_dynamic
-            and not output.dagster_type.is_nothing
-            and not step.has_seen_output(output.name)
-        ]
-    except AttributeError:
-        _warn("has_seen_output()", "messages are deleted although an output of their step is missing")
-        return []
+    return RunRetrySettings(
+        instance.run_retries_enabled,
+        instance.run_retries_max_retries,
+        instance.run_retries_retry_on_asset_or_op_failure,
+    )
 
 
 # Components
@@ -454,21 +228,18 @@ def missing_outputs(context: Context) -> list[str]:
 def component_at(context: dg.ComponentLoadContext, path: str) -> object:
     """Load another component of the same defs folder.
 
-    It is public, under a name that changed after Dagster 1.11. Without it, components cannot name each other.
+    It is public, under a name that changed after Dagster 1.11.
 
     Args:
         context: Where the naming component is loaded.
         path: Where the other one is, in the defs folder.
 
     Raises:
-        UnsupportedDagsterError: It is not known how.
         Exception: There is no component.
     """
-    for name in ("load_component", "load_component_at_path"):
-        if (load := getattr(context, name, None)) is not None:
-            loaded: object = load(path)
-            return loaded
-    raise UnsupportedDagsterError("way to load a component by its path", "give the queue by its name instead")
+    load = getattr(context, "load_component", None) or getattr(context, "load_component_at_path")  # noqa: B009
+    loaded: object = load(path)
+    return loaded
 
 
 # Processes of steps
@@ -481,26 +252,12 @@ def run_worker() -> BaseProcess | None:
     """Return the run worker, where this is a process that the multiprocess executor started for a step; else None.
 
     Nothing public tells what a process is for. A run worker has a parent too: Dagster's code server, which it outlives
-    on purpose. Without it, a step goes on when its run worker is killed: its messages come back meanwhile, and others
-    may work on them at the same time.
+    on purpose.
     """
     target = getattr(multiprocessing.current_process(), "_target", None)
     if getattr(target, "__module__", None) != _STEP_PROCESSES:
         return None
     return multiprocessing.parent_process()
-
-
-def at_exit(function: Callable[[], None]) -> None:
-    """Call a function when the process ends, before the thread pools do.
-
-    Python's ``atexit`` calls functions after the end of all thread pools, and calls to SQS need one. Without it, they
-    fail: leases are not extended once more when a code server ends, so there is less time for the next one to come.
-
-    Args:
-        function: The function.
-    """
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(function)
 
 
 # Events of runs
@@ -511,200 +268,74 @@ def run_events(
 ) -> Iterator[dg.DagsterEvent]:
     """Yield events of a run.
 
-    Public are only those of assets, and not by run. There are two ways; without one of them, the other one is taken.
+    Public are only those of assets, and not by run (``fetch_materializations``).
 
     Args:
         instance: The instance that has the run.
         run_id: The run.
         types: Of which types.
         newest_first: Whether the newest comes first; the oldest does by default.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell.
     """
-    for entry in _entries(instance, run_id, set(types), newest_first):
-        if entry.dagster_event is not None:
-            yield entry.dagster_event
+    cursor, has_more = None, True
+    while has_more:
+        found = instance.get_records_for_run(
+            run_id, cursor=cursor, of_type=set(types), limit=_EVENTS_AT_ONCE, ascending=not newest_first
+        )
+        for record in found.records:
+            if record.event_log_entry.dagster_event is not None:
+                yield record.event_log_entry.dagster_event
+        cursor, has_more = found.cursor, found.has_more
 
 
 _EVENTS_AT_ONCE: Final = 1000
 
 
-def _entries(
-    instance: dg.DagsterInstance, run_id: str, types: set[dg.DagsterEventType], newest_first: bool
-) -> Iterator[dg.EventLogEntry]:
-    if hasattr(instance, "get_records_for_run"):
-        cursor, has_more = None, True
-        while has_more:
-            found = instance.get_records_for_run(
-                run_id, cursor=cursor, of_type=types, limit=_EVENTS_AT_ONCE, ascending=not newest_first
-            )
-            yield from (record.event_log_entry for record in found.records)
-            cursor, has_more = found.cursor, found.has_more
-    elif hasattr(instance, "all_logs"):
-        entries = list(instance.all_logs(run_id, of_type=types))
-        yield from reversed(entries) if newest_first else entries
-    else:
-        raise UnsupportedDagsterError("events of a run", f"what became of messages in run {run_id} is not known")
-
-
 def event_metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
-    """Return the metadata of an event: of an output, a materialization, an observation, an expectation or a report.
+    """Return the metadata of an event: of an output, a materialization, an observation or a report.
 
-    An event's own data is not public.
+    The data of an event is not public.
 
     Args:
         event: The event.
-
-    Raises:
-        UnsupportedDagsterError: It is not where it was.
     """
-    try:
-        data: Any = event.event_specific_data
-        if data is None:
-            return {}
-        for name in ("materialization", "asset_observation", "expectation_result"):
-            data = getattr(data, name, data)
-        metadata: Mapping[str, Any] = data.metadata or {}
-    except AttributeError as error:
-        raise UnsupportedDagsterError(
-            f"metadata of an event {event.event_type_value}", "what became of messages is not known"
-        ) from error
+    data: Any = event.event_specific_data
+    if data is None:
+        return {}
+    for name in ("materialization", "asset_observation"):
+        data = getattr(data, name, data)
+    metadata: Mapping[str, Any] = data.metadata or {}
     return metadata
 
 
 def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
-    """Return the asset that an event is about; None where it is about none.
-
-    An event's own data is not public. Without it, an event is about no asset.
+    """Return the asset that an event is about, which is not public; None where it is about none.
 
     Args:
         event: The event.
     """
-    try:
-        return event.asset_key
-    except AttributeError:
-        _warn("asset of an event", "assets that were stored before a step failed are not known")
-        return None
-
-
-def failed_blocking_check(event: dg.DagsterEvent) -> str | None:
-    """Return the name of the blocking check that an event says failed as an error; None for all other events.
-
-    An event's own data is not public. Without it there are none: messages are deleted at the end of a block although
-    Dagster fails their step for a check.
-
-    Args:
-        event: An event of a step.
-    """
-    if event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-        return None
-    try:
-        evaluation: Any = event.event_specific_data
-        is_error = evaluation.severity is dg.AssetCheckSeverity.ERROR
-        return str(evaluation.check_name) if evaluation.blocking and is_error and not evaluation.passed else None
-    except AttributeError:
-        _warn("result of an asset check", "messages are deleted although a blocking check of their step failed")
-        return None
-
-
-def failed_blocking_checks(context: Context) -> list[str]:
-    """Return the names of the blocking checks that this attempt at a step has yielded already, and that failed.
-
-    Args:
-        context: The context of the asset or op, in a step.
-    """
-    failed: list[str] = []
-    if context.op_execution_context.has_assets_def and any(context.op_execution_context.assets_def.check_specs):
-        types = (dg.DagsterEventType.ASSET_CHECK_EVALUATION, dg.DagsterEventType.STEP_RESTARTED)
-        for event in run_events(context.instance, context.run.run_id, types):
-            if event.step_key != step_key(context):
-                continue
-            if event.event_type is dg.DagsterEventType.STEP_RESTARTED:
-                failed.clear()
-            elif (check := failed_blocking_check(event)) is not None:
-                failed.append(check)
-    return failed
-
-
-def failed_checks_error(text: str) -> dg.DagsterError:
-    """Return the error by which Dagster fails a step whose blocking checks failed; no ``RetryPolicy`` repeats it.
-
-    It is not public. Without it, it is another error of Dagster's that no policy repeats.
-
-    Args:
-        text: What it says.
-    """
-    kind = _private("errors", "DagsterAssetCheckFailedError") or dg.DagsterInvariantViolationError
-    error: dg.DagsterError = kind(text)
-    return error
+    return event.asset_key
 
 
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:
     """Return the names of the exception that a step failed with, and of its causes.
 
-    An event's own data is not public. Without it there are none: a step that failed single messages by
-    ``MessageFailed`` fails all of them.
+    Public is ``HookContext.op_exception``, in a hook of the step.
 
     Args:
         event: The event of the failed step.
     """
     names = set()
-    try:
-        error: Any = event.step_failure_data.error
-        while error is not None:
-            names.add(str(error.cls_name))
-            error = error.cause
-    except AttributeError:
-        _warn("error of a failed step", "all of its messages have failed")
-        return frozenset()
+    error: Any = event.step_failure_data.error
+    while error is not None:
+        names.add(str(error.cls_name))
+        error = error.cause
     return frozenset(names)
-
-
-_OPAQUE_ERRORS: Final = frozenset({"ExceptionGroup", "BaseExceptionGroup", "DagsterRedactedUserCodeError"})
-"""Errors of a step whose events do not tell what they were made of."""
-
-
-def failures_of_step(instance: dg.DagsterInstance, run_id: str, key: str) -> list[dg.DagsterEvent]:
-    """Return the events of a run by which attempts at a step failed, one for each attempt, the oldest first.
-
-    Args:
-        instance: The instance that has the run.
-        run_id: The run.
-        key: The step's.
-    """
-    types = (dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_FAILURE)
-    return [event for event in run_events(instance, run_id, types) if event.step_key == key]
-
-
-def may_have_failed_by(event: dg.DagsterEvent, error: str) -> bool:
-    """Whether an attempt at a step may have failed by an exception of some class, or by one that was made of it.
-
-    An event's own data is not public. Without it, it may.
-
-    Args:
-        event: The event of the attempt that failed.
-        error: The name of the exception's class.
-    """
-    names: set[str] = set()
-    try:
-        data: Any = event.event_specific_data
-        waiting = [data.error]
-        while waiting:
-            if (told := waiting.pop()) is not None:
-                names.add(str(told.cls_name))
-                waiting += [told.cause, told.context]
-    except AttributeError:
-        _warn("error of a failed step", "it is taken to have failed by what the block of its last lease raised")
-        return True
-    return not names or error in names or not names.isdisjoint(_OPAQUE_ERRORS)
 
 
 def is_interruption(event: dg.DagsterEvent) -> bool:
     """Whether an event says that an executor was told to terminate, and ends its steps.
 
     How the multiprocess executor says so is not public: by ``steps_interrupted`` among the metadata of an engine event.
-    Without it, a step that failed by ``DagsterExecutionInterruptedError`` says so.
 
     Args:
         event: An event of the run.
@@ -715,61 +346,27 @@ def is_interruption(event: dg.DagsterEvent) -> bool:
 
 
 def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
-    """Add tags to a run that is under way.
-
-    Public are the tags of a run that is to be started. Without it, the executor gives back what it received.
+    """Add tags to a run that is under way. Public are the tags of a run that is to be started.
 
     Args:
         instance: The instance that has the run.
         run_id: The run.
         tags: By name.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not do it.
     """
-    try:
-        instance.add_run_tags(run_id, tags)
-    except AttributeError as error:
-        raise UnsupportedDagsterError("add_run_tags()", "steps would not find the messages of their run") from error
-
-
-def report_run_event(instance: dg.DagsterInstance, run: dg.DagsterRun, text: str) -> None:
-    """Add an event to the log of a run, from outside of it.
-
-    Nothing public does. Without it, the text is in the log of the process.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        text: What the log says.
-    """
-    try:
-        instance.report_engine_event(text, run)
-    except AttributeError:
-        _warn("report_engine_event()", f"the log of run {run.run_id} lacks this: {text}")
+    instance.add_run_tags(run_id, tags)
 
 
 def executor_events(
     plan_context: PlanOrchestrationContext, text: str, metadata: Metadata | None = None
 ) -> Iterator[dg.DagsterEvent]:
-    """Yield an event of a run for its executor to yield.
-
-    Executors are public, and the events that they yield are not. Without it, the text is a line of the run's log.
+    """Yield an event of a run for its executor to yield. Executors are public, and the events that they yield are not.
 
     Args:
         plan_context: What the executor has.
         text: What the log says.
         metadata: By key.
     """
-    try:
-        data = _private("events", "EngineEventData")(metadata=metadata)
-        event = dg.DagsterEvent.engine_event(plan_context, text, data)
-    except (AttributeError, TypeError):
-        _warn("engine events", "the numbers of a lease are a line of the run's log")
-        said = {key: value.value for key, value in (metadata or {}).items()}
-        plan_context.log.info(f"{text} {said}" if said else text)
-        return
-    yield event
+    yield dg.DagsterEvent.engine_event(plan_context, text, _private("events", "EngineEventData")(metadata=metadata))
 
 
 # Plans of runs
@@ -801,64 +398,33 @@ class PlannedStep:
 def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, PlannedStep]:
     """Return the steps of a run by key, those of dynamic outputs by the key of the step they are made of.
 
-    Plans of runs are not public. Without them, a run that repeats another one does not receive.
+    Plans of runs are not public.
 
     Args:
         instance: The instance that has the run.
         run: The run.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell.
     """
-    try:
-        if run.execution_plan_snapshot_id is None:
-            return {}
-        plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-        executed = set(map(without_mapping_key, plan.step_keys_to_execute))
-        steps: dict[str, PlannedStep] = {}
-        for step in plan.steps:
-            key = without_mapping_key(step.key)
-            upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
-            made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
-            assets = frozenset(asset for asset in made if asset is not None)
-            steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
-    except AttributeError as error:
-        raise UnsupportedDagsterError(
-            f"plan of run {run.run_id}", "it is not known which steps would never see the messages"
-        ) from error
+    if run.execution_plan_snapshot_id is None:
+        return {}
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    executed = set(map(without_mapping_key, plan.step_keys_to_execute))
+    steps: dict[str, PlannedStep] = {}
+    for step in plan.steps:
+        key = without_mapping_key(step.key)
+        upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
+        made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
+        assets = frozenset(asset for asset in made if asset is not None)
+        steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
     return steps
 
 
-def upstream_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Mapping[str, Collection[str]] | None:
-    """Return the steps that each step of a run waits for, by key; see :func:`planned_steps` for their keys.
-
-    Plans of runs are not public. Without them it is not known, which is None: every failed step counts as one that
-    others wait for, so that no message of its run is deleted.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-    """
-    try:
-        return {key: step.upstream for key, step in planned_steps(instance, run).items()}
-    except UnsupportedDagsterError:
-        _warn(f"plan of run {run.run_id}", "no message of it is deleted if a step of it fails")
-        return None
-
-
-def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]] | None:
-    """Return the steps that each step of an executor's plan waits for, as :func:`upstream_steps` does.
-
-    Executors are public, and the plans that they execute are not.
+def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]]:
+    """Return the steps that each step of a plan waits for. Executors are public, and the plans they execute are not.
 
     Args:
         plan: What the executor is to execute.
     """
-    try:
-        return plan.get_all_step_deps()
-    except AttributeError:
-        _warn("get_all_step_deps()", "no message of the run is deleted if a step of it fails")
-        return None
+    return plan.get_all_step_deps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -877,28 +443,14 @@ class JobParts:
 
 
 def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
-    """Compare what a run executes with its job.
+    """Compare what a run executes with its job. What an executor knows of its job is not public.
 
-    Of the job that nobody defined, only what is connected with something executed belongs to the work.
-
-    What an executor knows of its job is not public. Without it, the executor receives for no run.
+    Of the job that Dagster makes of all assets, only what is connected with something executed belongs to the work.
 
     Args:
         job: The job of the run, with the selection of the run.
         executed: The keys of the steps that the run executes.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell.
     """
-    try:
-        return _parts_left_out(job, executed)
-    except AttributeError as error:
-        raise UnsupportedDagsterError(
-            "definition of a run's job", "it is not known which steps would never see the messages"
-        ) from error
-
-
-def _parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
     # A job without a selection: the one that is defined.
     whole, selected = job.get_subset().get_definition(), job.get_definition()
     is_implicit = whole.name == _IMPLICIT_JOB
@@ -962,87 +514,28 @@ def reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
 
 
 def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
-    """Whether the daemon evaluates a sensor, and not somebody who tries it out in the web UI or in a test.
+    """Whether the daemon evaluates a sensor, and not a person who tries it out in the web UI or in a test.
 
     Nothing public tells. The daemon names the log of an evaluation by the number of its tick; Dagster names others by
-    the time, or not at all. Without it, the sensor fails instead of receiving messages for nobody.
+    the time, or not at all.
 
     Args:
         context: The context of the evaluation.
-
-    Raises:
-        UnsupportedDagsterError: Evaluations have no log that is named in such a way.
     """
-    try:
-        log_key = context.log_key
-    except AttributeError as error:
-        raise UnsupportedDagsterError(
-            "log of a sensor's evaluation", "the daemon's cannot be told from a test in the web UI, and none receives"
-        ) from error
+    log_key = context.log_key
     return bool(log_key and log_key[-1].isdigit())
 
 
 def location_name(context: dg.SensorEvaluationContext) -> str | None:
     """Return the name of the code location of a sensor; None where it is evaluated by hand.
 
-    The public context knows the repository only. Without it, sensors of several code locations that have one name are
-    taken for one.
+    The public context knows the repository only.
 
     Args:
         context: The context of the evaluation.
     """
-    try:
-        origin = context.code_location_origin
-    except AttributeError:
-        _warn("code_location_origin", "sensors with one name in several code locations are taken for one")
-        return None
+    origin = context.code_location_origin
     return None if origin is None else origin.location_name
-
-
-def lasting_instance(context: dg.SensorEvaluationContext) -> tuple[dg.DagsterInstance, bool]:
-    """Return an instance to keep after the evaluation of a sensor, and whether :func:`dispose` is to end it.
-
-    The evaluation's own is disposed of with it, unless it is in memory. A copy is not public. Without it, the instance
-    is the one that ``DAGSTER_HOME`` names.
-
-    Args:
-        context: The context of the evaluation.
-    """
-    try:
-        if context.instance.is_ephemeral:
-            return context.instance, False
-        return dg.DagsterInstance.from_ref(context.instance.get_ref()), True
-    except AttributeError:
-        _warn("copy of an instance", "that of DAGSTER_HOME is taken")
-        return dg.DagsterInstance.get(), True
-
-
-def dispose(instance: dg.DagsterInstance) -> None:
-    """Close what an instance has open.
-
-    It is not public. Without it, Python closes it when nothing refers to the instance.
-
-    Args:
-        instance: The instance.
-    """
-    with suppress(AttributeError):
-        instance.dispose()
-
-
-def storage_id(instance: dg.DagsterInstance) -> str:
-    """Name the database of an instance's runs.
-
-    It is not public. Without it, all instances of a kind have one name, so that two deployments which share the
-    workspace of a sensor by mistake do not notice.
-
-    Args:
-        instance: The instance.
-    """
-    storage: Any = getattr(instance, "run_storage", instance)
-    try:
-        return str(storage.get_run_storage_id())
-    except (AttributeError, NotImplementedError):
-        return type(storage).__name__
 
 
 def is_asset_job(target: object) -> bool:
@@ -1060,38 +553,22 @@ def is_asset_job(target: object) -> bool:
 def refusals() -> tuple[type[Exception], ...]:
     """Return the exceptions by which Dagster refuses what it is given: its errors, and those of its argument checks.
 
-    The latter are not public. Without them, an evaluation fails where one message has a partition that cannot be.
+    The latter are not public.
     """
-    try:
-        return dg.DagsterError, importlib.import_module("dagster._check").CheckError
-    except (ImportError, AttributeError):
-        _warn("CheckError", "a message with a partition that cannot be fails the whole evaluation")
-        return (dg.DagsterError,)
+    return dg.DagsterError, importlib.import_module("dagster._check").CheckError
 
 
 def assets_of_job(job: dg.JobDefinition) -> frozenset[dg.AssetKey]:
-    """Return the assets that a job makes.
-
-    The documented interface does not tell. Without it, no sensor asks for runs that are functions of a message.
+    """Return the assets that a job makes. The documented interface does not tell.
 
     Args:
         job: The job, or what :func:`job_of_assets` returned.
-
-    Raises:
-        UnsupportedDagsterError: Dagster does not tell.
     """
-    try:
-        return frozenset(job.asset_layer.selected_asset_keys)
-    except AttributeError as error:
-        raise UnsupportedDagsterError(
-            "list of the assets of a job", "it is not known which runs there can be"
-        ) from error
+    return frozenset(job.asset_layer.selected_asset_keys)
 
 
 def job_of_assets(job: dg.JobDefinition, assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
-    """Return a job with some of its assets only, as a run of them has it.
-
-    It is not documented. Without it, no sensor asks for runs whose assets are a function of a message.
+    """Return a job with some of its assets only, as a run of them has it. It is not documented.
 
     Args:
         job: The job.
@@ -1099,21 +576,14 @@ def job_of_assets(job: dg.JobDefinition, assets: Collection[dg.AssetKey]) -> dg.
 
     Raises:
         dagster.DagsterError: They cannot be made without others.
-        UnsupportedDagsterError: Dagster has no such jobs.
     """
-    try:
-        return job.get_subset(asset_selection=set(assets))
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedDagsterError(
-            "way to select assets of a job", "it is not known which runs there can be"
-        ) from error
+    return job.get_subset(asset_selection=set(assets))
 
 
 def dynamic_partitions(partitions: dg.PartitionsDefinition[str], key: str) -> dict[str, str]:
     """Return the dynamic partitions that a key stands for: keys by the names of partitions definitions.
 
-    The dimensions of partitions are not documented. Without them, no dynamic partition is added for a dimension:
-    Dagster says so itself where it is not there.
+    The dimensions of partitions are not documented.
 
     Args:
         partitions: The partitions definition.
@@ -1126,12 +596,8 @@ def dynamic_partitions(partitions: dg.PartitionsDefinition[str], key: str) -> di
         return {} if partitions.name is None else {partitions.name: key}
     if not isinstance(partitions, dg.MultiPartitionsDefinition):
         return {}
-    try:
-        keys = partitions.get_partition_key_from_str(key).keys_by_dimension
-        dimensions = [dynamic_partitions(each.partitions_def, keys[each.name]) for each in partitions.partitions_defs]
-    except AttributeError:
-        _warn("partitions_defs", "no dynamic partition is added for a dimension of others")
-        return {}
+    keys = partitions.get_partition_key_from_str(key).keys_by_dimension
+    dimensions = [dynamic_partitions(each.partitions_def, keys[each.name]) for each in partitions.partitions_defs]
     return {name: value for found in dimensions for name, value in found.items()}
 
 
@@ -1143,8 +609,7 @@ def with_partition(
 ) -> dg.RunRequest:
     """Return the request of a run of a partition with the tags and the configuration that Dagster gives to it.
 
-    It is done when an evaluation has ended, in a way that is not documented, for all of its runs or for none. Without
-    it, a message with a partition that does not exist fails the whole evaluation.
+    It is done when an evaluation has ended, in a way that is not documented, for all of its runs or for none.
 
     Args:
         sensor: The sensor.
@@ -1155,27 +620,19 @@ def with_partition(
     Raises:
         Exception: One of :func:`refusals`: there is no such partition.
     """
-    try:
-        (resolved,) = sensor.resolve_run_requests([request], context, None, list(added))
-    except (AttributeError, TypeError):
-        _warn("resolve_run_requests()", "a message with an unknown partition fails the whole evaluation")
-        return request
+    (resolved,) = sensor.resolve_run_requests([request], context, None, list(added))
     return resolved
 
 
 def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
     """Return what is wrong with a run configuration, without its values, which the exception's text may quote.
 
-    It is not documented. Without it, the exception's class is all that is told.
+    It is not documented.
 
     Args:
         error: What :func:`dagster.validate_run_config` raised.
     """
-    try:
-        wrong = {f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors}
-    except AttributeError:
-        return [type(error).__name__]
-    return sorted(wrong)
+    return sorted({f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors})
 
 
 # Pipes
@@ -1197,18 +654,12 @@ def pipes_context_data(run_id: str) -> PipesContextData:
 
 
 def has_read_all(handler: dg.PipesMessageHandler) -> bool:
-    """Whether all that a job reports through Dagster Pipes was read.
-
-    It is not public. Without it, all counts as read: the last lines that a job logs may be missing in the run's log.
+    """Whether all that a job reports through Dagster Pipes was read, which is not public.
 
     Args:
         handler: What reads it.
     """
-    try:
-        return handler.received_closed_message
-    except AttributeError:
-        _warn("received_closed_message", "the run's log may lack the last lines of a job")
-        return True
+    return handler.received_closed_message
 
 
 # Executors and their assets
@@ -1217,28 +668,19 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
 def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
     """Return the context of a run for an executor that another one hands the steps to.
 
-    An executor may look for itself there, as ``plan_context.executor``. There is no public way to say so. Where Dagster
-    builds its context differently, the run fails as it starts, before a message is received.
+    An executor may look for itself there, as ``plan_context.executor``. There is no public way to say so.
 
     Args:
         plan_context: The context that the outer executor was given.
         executor: The executor that runs the steps.
-
-    Raises:
-        UnsupportedDagsterError: Dagster builds its context differently.
     """
-    try:
-        return type(plan_context)(
-            plan_context.plan_data,
-            plan_context.log,
-            executor,
-            plan_context.output_capture,
-            plan_context.resume_from_failure,
-        )
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedDagsterError(
-            "context of executors", "no executor can run the steps for another one"
-        ) from error
+    return type(plan_context)(
+        plan_context.plan_data,
+        plan_context.log,
+        executor,
+        plan_context.output_capture,
+        plan_context.resume_from_failure,
+    )
 
 
 def materialized_by(
@@ -1246,7 +688,7 @@ def materialized_by(
 ) -> list[tuple[dg.AssetKey, str | None]]:
     """Return the assets that some steps of a run materialized, once for each partition.
 
-    What an event of a run says is not public. Without it, there are none: assets have no numbers.
+    Public is ``fetch_materializations``, by asset and not by run.
 
     Args:
         instance: The instance that has the run.
@@ -1256,11 +698,7 @@ def materialized_by(
     made: dict[tuple[dg.AssetKey, str | None], None] = {}
     for event in run_events(instance, run.run_id, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
         if event.step_key in steps and (key := asset_of_event(event)) is not None:
-            try:
-                partition = event.step_materialization_data.materialization.partition
-            except AttributeError:
-                partition = None
-            made[key, partition] = None
+            made[key, event.step_materialization_data.materialization.partition] = None
     return list(made)
 
 
@@ -1273,8 +711,7 @@ def observe(
     """Add an observation to some assets of a run, from outside of its steps.
 
     Dagster has a public way for observations that belong to no run only (``report_runless_asset_event``). Events of a
-    run are written by ``report_dagster_event``, which the daemon and the launchers use as well. Without it, the public
-    way is taken: the numbers are the asset's, and the page of the run does not show them.
+    run are written by ``report_dagster_event``, which the daemon and the launchers use as well.
 
     Args:
         instance: The instance that has the run.
@@ -1284,13 +721,9 @@ def observe(
     """
     for key, partition in assets:
         observation = dg.AssetObservation(key, metadata=metadata, partition=partition)
-        try:
-            event = dg.DagsterEvent(
-                dg.DagsterEventType.ASSET_OBSERVATION.value,
-                run.job_name,
-                event_specific_data=_private("events", "AssetObservationData")(observation),
-            )
-            instance.report_dagster_event(event, run.run_id)
-        except (AttributeError, TypeError):
-            _warn("observations from outside of a step", "the page of the run lacks the numbers of its messages")
-            instance.report_runless_asset_event(observation)
+        event = dg.DagsterEvent(
+            dg.DagsterEventType.ASSET_OBSERVATION.value,
+            run.job_name,
+            event_specific_data=_private("events", "AssetObservationData")(observation),
+        )
+        instance.report_dagster_event(event, run.run_id)

@@ -22,6 +22,10 @@ _T = TypeVar("_T")
 
 _PROCESS: Final = "the process that Dagster works in (the code server for sensors, run workers and steps for all else)"
 
+_NO_CREDENTIALS: Final = (
+    "Set profile_name of {resource}, or give a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to {process}."
+)
+
 _INSTEAD: Final = {
     "WrongRegion": "Set region_name of {resource} to the region of the queue, or leave it out: where {process} has no "
     "region, it is that of the ARN or the URL.",
@@ -29,8 +33,11 @@ _INSTEAD: Final = {
     "or its URL at AWS.",
     "ProfileNotFound": "Correct profile_name of {resource}, or AWS_PROFILE in {process}, or add the profile to the AWS "
     "configuration file there.",
-    "NoCredentialsError": "Set profile_name of {resource}, or give a role or AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY to {process}.",
+    "LoginError": _NO_CREDENTIALS,
+    "NoAuthTokenError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
 }
 """Remedies in place of the general ones, by the error's code."""
 

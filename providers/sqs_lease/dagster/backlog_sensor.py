@@ -91,7 +91,7 @@ def build_sqs_backlog_sensor(
     succeeds does not end the pause, since it may have received other messages.
 
     No message is received, so nothing can depend on what a message says: for that there is
-    :func:`build_sqs_lease_sensor <sqs_lease.dagster.lease_sensor.sensor.build_sqs_lease_sensor>`.
+    :func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`.
 
     A run that has not ended 12 hours after its start does not count as in progress any more.
 

@@ -6,19 +6,24 @@ Neither fails the run: a check says so in its result when the queue cannot be re
 # Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch
-from sqs_lease.dagster._internals import asset_of_event, event_metadata, planned_steps, run_events
-from sqs_lease.dagster.attempts import LeaseRecord, counts_said, lease_records
+from sqs_lease.dagster._internals import (
+    asset_of_event,
+    event_metadata,
+    planned_steps,
+    run_events,
+    without_mapping_key,
+)
 from sqs_lease.dagster.backlog_state import runs_of_assets
 from sqs_lease.dagster.metadata import (
     DELETED,
-    EARLIER,
+    ENDS,
     FAILED,
     PREFIX,
     QUEUE,
@@ -30,15 +35,11 @@ from sqs_lease.dagster.metadata import (
 )
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
+from sqs_lease.dagster.step_lease import RecordingBatch
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
 Asset: TypeAlias = dg.AssetsDefinition | dg.AssetKey | str | Sequence[str]
-
-_EARLIER_FAILED = (f"{EARLIER}dead_lettered", f"{EARLIER}expired")
-_EARLIER_RELEASED = f"{EARLIER}released"
-_FAILED_OUTCOMES = (f"{PREFIX}released", f"{PREFIX}dead_lettered", f"{PREFIX}expired")
-_EARLIER_UNDONE = f"{EARLIER}deleted_then_failed"
 
 
 def build_sqs_lease_check(
@@ -58,9 +59,7 @@ def build_sqs_lease_check(
     materialize the asset failed before it did, the check fails, and says what became of the messages. An asset that no
     run was to materialize passes.
 
-    Earlier attempts at the step count as well: what they dead-lettered or left to expire has failed, and their leases
-    must have held too. What they deleted before they failed fails the check: nobody does the rest of its work. What
-    they gave back does not count, because a later attempt or another run works on it.
+    It is about the last attempt at the step. What earlier ones gave back, a later attempt or another run works on.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
@@ -126,9 +125,8 @@ def sqs_lease_check_result(
                 ...
             return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
 
-    It is about this attempt alone. After the block it is about what became of all messages. Within the block, as in a
-    function with ``leased``, it is about what failed so far. Of a batch that an executor or a sensor holds, it is about
-    what this step failed.
+    It is about what failed so far: the messages are settled when the step has ended, or the run where an executor or a
+    sensor holds them.
 
     Args:
         batch: What ``lease`` gave.
@@ -142,16 +140,12 @@ def sqs_lease_check_result(
     """
     _check_limit("max_failed", max_failed)
     is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
-    if is_open:
-        # So that the counts have what failed a moment ago.
-        batch.flush()
+    counts = _counts(lease_metadata(batch))
     if isinstance(batch, RunBatch):
         counts = _counts(work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
-    else:
-        counts = _counts(lease_metadata(batch))
-    if is_open:
-        # What is held may yet be settled; only what SQS refused will not be.
-        counts[UNSETTLED] = batch.report().failed
+    elif isinstance(batch, RecordingBatch) and is_open:
+        # What is held is settled when the step has ended; until then, what was failed is only noted.
+        counts |= {UNSETTLED: 0, FAILED: batch.count_failed()}
     passed, description, shown = _judged(counts, max_failed, is_open=is_open)
     return dg.AssetCheckResult(
         passed=passed,
@@ -165,23 +159,17 @@ def sqs_lease_check_result(
 
 def _judged(numbers: Mapping[str, int], max_failed: int, *, is_open: bool = False) -> tuple[bool, str, dict[str, int]]:
     """Whether the counts of a lease pass, why, and which of them to show; of one that may be open still."""
-    unsafe = {key: numbers.get(key, 0) + numbers.get(_earlier(key), 0) for key in UNSAFE}
-    failed = sum(numbers.get(key, 0) for key in (FAILED, *_EARLIER_FAILED))
+    unsafe = {key: numbers.get(key, 0) for key in UNSAFE}
+    failed = numbers.get(FAILED, 0)
     parts = [f"{failed} messages failed"]
     parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
-    if undone := numbers.get(_EARLIER_UNDONE, 0):
-        parts.append(f"{undone} deleted by earlier attempts that failed afterwards")
-    if given_back := numbers.get(_EARLIER_RELEASED, 0):
-        parts.append(f"{given_back} given back by earlier attempts")
     said = ", ".join(parts)
     if is_open:
         said += " so far; the messages are settled later"
     elif not numbers.keys() & {DELETED, *UNSAFE}:
         said += " by the asset's step; the messages are settled later"
-    shown = {key: numbers.get(key, 0) for key in (RECEIVED, FAILED, *UNSAFE)}
-    earlier = {key: number for key, number in numbers.items() if key.startswith(EARLIER)}
-    passed = failed <= max_failed and not undone and not any(unsafe.values())
-    return passed, f"{said}.", {**shown, **earlier}
+    shown = {key: number for key in (RECEIVED, FAILED, *UNSAFE) if (number := numbers.get(key, 0)) or key == RECEIVED}
+    return failed <= max_failed and not any(unsafe.values()), f"{said}.", shown
 
 
 def build_sqs_backlog_check(
@@ -288,36 +276,32 @@ def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _
         return None
     if _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
         return None
-    steps = [step for step, planned in planned_steps(context.instance, run).items() if key in planned.assets]
-    said = counts_said(lease for step in steps for lease in lease_records(context.instance, run.run_id, step))
+    steps = {step for step, planned in planned_steps(context.instance, run).items() if key in planned.assets}
+    said = _counts_said(_ends_of_leases(context.instance, run.run_id, steps))
     return _RunFailure(run.run_id, f"; of the messages that its step leased: {said}" if said else "")
+
+
+def _ends_of_leases(instance: dg.DagsterInstance, run_id: str, steps: Collection[str]) -> Counter[str]:
+    """The counts of what the leases of steps in a run ended with, over all attempts, by the run's log."""
+    counts: Counter[str] = Counter()
+    for event in run_events(instance, run_id, {dg.DagsterEventType.ENGINE_EVENT}):
+        if event.step_key is not None and without_mapping_key(event.step_key) in steps:
+            numbers = event_metadata(event)
+            counts.update(_counts(numbers) if QUEUE in numbers else {})
+    return counts
+
+
+def _counts_said(counts: Mapping[str, int]) -> str:
+    said = ((counts.get(key, 0), key.removeprefix(PREFIX).replace("_", "-")) for key in (RECEIVED, *ENDS))
+    return ", ".join(f"{number} {what}" for number, what in said if number)
 
 
 def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:
     """The counts that the leases of an asset in a run left; None if it left no counts."""
-    # An asset that was yielded before its lease ended has them as an observation.
+    # The newest: what became of the messages is observed when the step has ended, or the run.
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
     left = next((each for each in _events(instance, run_id, key, types) if QUEUE in each), None)
-    survived = _survived(instance, run_id, key)
-    if left is None and not survived:
-        return None
-    numbers = Counter({} if left is None else _counts(left))
-    for lease in survived:
-        counts = {f"{PREFIX}{name}": count for name, count in lease.counts.items()}
-        numbers.update(counts)
-        numbers[FAILED] += sum(counts[outcome] for outcome in _FAILED_OUTCOMES)
-    return dict(numbers)
-
-
-def _survived(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> list[LeaseRecord]:
-    """The leases of an asset's last attempt in a run whose blocks raised: only the log of the run tells of them."""
-    run = instance.get_run_by_id(run_id)
-    if run is None:
-        return []
-    steps = [step for step, planned in planned_steps(instance, run).items() if key in planned.assets]
-    leases = [lease for step in steps for lease in lease_records(instance, run_id, step)]
-    last = max((lease.attempt for lease in leases), default=None)
-    return [lease for lease in leases if lease.raised and lease.attempt == last]
+    return None if left is None else _counts(left)
 
 
 def _counts(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -331,10 +315,6 @@ def _events(
     """The metadata of a run's events of an asset, the newest first."""
     events = run_events(instance, run_id, types, newest_first=True)
     return [event_metadata(event) for event in events if asset_of_event(event) == key]
-
-
-def _earlier(key: str) -> str:
-    return f"{EARLIER}{key.removeprefix(PREFIX)}"
 
 
 def _check_limit(name: str, value: int) -> None:

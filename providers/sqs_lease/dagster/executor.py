@@ -15,7 +15,7 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch, lease_block
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
@@ -32,24 +32,23 @@ from sqs_lease.dagster._internals import (
     add_run_tags,
     awaited_steps,
     executor_events,
-    is_run_tried_again,
     materialized_by,
     observe,
     orchestrated_by,
     parts_left_out,
     run_events,
 )
-from sqs_lease.dagster.access_errors import Entered
-from sqs_lease.dagster.attempts import failure_rule
-from sqs_lease.dagster.metadata import lease_metadata, lease_summary
+from sqs_lease.dagster.access_errors import Entered, access_to
+from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
 from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.retries import failure_rule, may_be_repeated
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.dagster.run_batch.parent_watch import working_on
+from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch, routed_batch_of
 from sqs_lease.dagster.run_batch.run_folders import (
     check_workspace,
-    is_run_batch,
     remove_left_over,
     run_batch_id,
     run_batch_uri,
@@ -86,10 +85,6 @@ _RUN_STEPS_ELSEWHERE: Final = frozenset(
     }
 )
 """Dagster's libraries of executors that run steps in containers or on other machines."""
-
-
-class HeldElsewhereError(RuntimeError):
-    """The run's messages are held by somebody else already; the text says what to do."""
 
 
 def sqs_lease_executor(
@@ -234,10 +229,12 @@ class _Leasing:
     workspace: str
     options: LeaseOptions
 
-    def lease(self, queue: SqsQueueResource) -> AbstractContextManager[OwnLeasedBatch]:
-        """Receive, and hold for as long as the block lasts."""
-        settings = LeaseSettings(queue=queue.queue, options=self.options)
-        return Entered(lease_block(settings, client=queue.client()), queue)
+    def block(self, queue: SqsQueueResource, routed: RoutedBatch | None) -> LeaseBlock:
+        """Make what receives, or takes up what a router received, and holds for as long as the block lasts."""
+        queue.refuse_without_dead_letter_queue(self.options.on_failure)
+        adopts = None if routed is None else routed.take_up()
+        settings = LeaseSettings(queue=queue.queue, options=self.options, adopts=adopts)
+        return lease_block(settings, client=queue.client())
 
 
 class LeaseExecutor(dg.Executor):
@@ -264,16 +261,17 @@ class LeaseExecutor(dg.Executor):
 
         Raises:
             ResumedRunError: The run leaves out a part of its job, which would never see the messages.
-            HeldElsewhereError: Somebody else holds the messages of the run.
             BatchFolderError: The messages cannot be stored for the steps, or what these said cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
         queue = leasing.queue.process_config_and_initialize()
         refuse_to_go_on(instance, run, queue.queue)
-        parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
-        refuse_part_of_the_job(instance, run, parts, queue.queue, leasing.workspace)
-        _refuse_what_is_held(run)
+        routed, is_passed_on = routed_batch_of(run), False
+        if routed is None:
+            # One that repeats a router's run has the messages that the steps left out have seen.
+            parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
+            refuse_part_of_the_job(instance, run, parts, queue.queue, leasing.workspace)
         remove_left_over(leasing.workspace)
         uri = run_batch_uri(leasing.workspace, run.run_id)
         folder = BatchFolder(workspace_path(uri))
@@ -284,7 +282,9 @@ class LeaseExecutor(dg.Executor):
             leaving.callback(_remove, folder)
             with dg.raise_execution_interrupts():
                 # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
-                batch = leaving.enter_context(leasing.lease(queue))
+                with access_to(queue):
+                    block = leasing.block(queue, routed)
+                batch = leaving.enter_context(Entered(block, queue))
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
             try:
@@ -304,7 +304,14 @@ class LeaseExecutor(dg.Executor):
                     batch.release(batch)
                 else:
                     is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
-                    _settle(batch, ends, folder, plan_context, is_whole=is_whole)
+                    is_repeated = _settle(
+                        batch, ends, folder, plan_context, is_whole=is_whole, passes_on=routed is not None
+                    )
+                    if is_repeated and routed is not None:
+                        written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
+                        if written is not None:
+                            routed.write(written)
+                            is_passed_on = True
             except BaseException as error:
                 # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
                 _end_steps(others)
@@ -316,6 +323,8 @@ class LeaseExecutor(dg.Executor):
                 ended_by = error
             workers = worked_on_by(folder)
             steps = ends.ends().keys() & _names(folder)
+        if routed is not None and not is_passed_on:
+            routed.remove()
         _observe(plan_context, steps, batch, queue)
         yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
         if ended_by is not None:
@@ -362,9 +371,12 @@ def _settle(
     plan_context: PlanOrchestrationContext,
     *,
     is_whole: bool,
-) -> None:
+    passes_on: bool,
+) -> bool:
+    """Settle by what the steps said; return whether the run is repeated. Then what was not done may be passed on."""
     decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces(), is_whole=is_whole)
-    if any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context):
+    is_repeated = any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context)
+    if is_repeated:
         decided = decided.before_a_retry()
     if decided.is_untouched and len(batch):
         plan_context.log.warning(
@@ -379,7 +391,9 @@ def _settle(
     for why, failed in decided.failed.items():
         if why.errors:
             settling.append(partial(batch.fail, failed, why.reason, errors=why.errors))
-    settling += [partial(batch.release, decided.released), partial(batch.succeed, done)]
+    if not (is_repeated and passes_on):
+        settling.append(partial(batch.release, decided.released))
+    settling.append(partial(batch.succeed, done))
     refused: list[SettlementError] = []
     for settle in settling:
         try:
@@ -392,20 +406,21 @@ def _settle(
         for other in others:
             first.add_note(str(other))
         raise first
+    return is_repeated
 
 
 def _is_repeated(plan_context: PlanOrchestrationContext) -> bool:
     """Whether Dagster repeats the run, one of whose steps failed."""
     run = plan_context.dagster_run
     try:
-        if not is_run_tried_again(plan_context.instance, run):
+        if not may_be_repeated(plan_context.instance, run):
             return False
     except Exception:
         # A message that is given back can still be dead-lettered later.
         logger.exception("Whether run %s is repeated is not known: its messages are given back", run.run_id)
         return True
     plan_context.log.info(
-        "Dagster repeats run %s, so on_failure is applied only to messages that a step failed by batch.fail()",
+        "Dagster repeats run %s, or may do so: on_failure is applied to what a step failed by batch.fail() only",
         run.run_id,
     )
     return True
@@ -425,16 +440,6 @@ def _end_steps(others: Collection[BaseProcess]) -> None:
             process.join()
 
 
-def _refuse_what_is_held(run: dg.DagsterRun) -> None:
-    uri = run.tags.get(BATCH_TAG)
-    # A run that repeats another one of this executor has the tag of that one, whose batch is settled.
-    if uri is not None and not is_run_batch(uri):
-        raise HeldElsewhereError(
-            f"Run {run.run_id} was started with the batch {uri}, which a sensor holds: its steps would work on another "
-            "one, and that one would be deleted. Give the jobs of a lease sensor another executor"
-        )
-
-
 def _names(folder: BatchFolder) -> set[str]:
     try:
         return set(folder.pieces())
@@ -451,12 +456,12 @@ def _observe(
     if not assets:
         return
     try:
-        left = queue.attributes()
+        left = left_metadata(queue.attributes())
     except SqsError as error:
         # The messages are settled; that what is left cannot be counted is no reason to fail the run.
         plan_context.log.warning("What is left in the queue is not known: %s", error)
-        left = None
-    observe(instance, run, assets, lease_metadata(batch, left))
+        left = {}
+    observe(instance, run, assets, {**lease_metadata(batch), **left})
 
 
 def _remove(folder: BatchFolder) -> None:

@@ -24,16 +24,24 @@ UNSETTLED: Final = f"{PREFIX}unsettled"
 UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
 """Counts that should be 0: others may have worked on those messages too, or will."""
 
+ENDS: Final = (
+    DELETED,
+    f"{PREFIX}released",
+    f"{PREFIX}dead_lettered",
+    f"{PREFIX}expired",
+    f"{PREFIX}lost",
+    f"{PREFIX}late",
+    f"{PREFIX}uncertain",
+    UNSETTLED,
+)
+"""Counts of what became of messages."""
+
 QUEUE: Final = f"{PREFIX}queue"
 
 CONSOLE: Final = f"{PREFIX}console"
 """The link to the queue in the AWS console."""
 
-EARLIER: Final = f"{PREFIX}earlier_"
-"""What the keys begin with that are about earlier attempts at the step."""
-
 _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
-_LEFT: Final = f"{PREFIX}left_"
 
 
 def work_metadata(messages: Collection[Message], queue_url: str, failed: int) -> dict[str, dg.MetadataValue]:
@@ -45,11 +53,11 @@ def work_metadata(messages: Collection[Message], queue_url: str, failed: int) ->
         failed: How many of them the step failed.
 
     Returns:
-        By key: ``sqs/received``, ``sqs/failed``, ``sqs/oldest_age_seconds``, ``sqs/queue``, ``sqs/console``.
+        By key: ``sqs/received``, ``sqs/failed`` unless it is 0, ``sqs/oldest_age_seconds``, ``sqs/queue``,
+        ``sqs/console``.
     """
     return {
-        RECEIVED: dg.MetadataValue.int(len(messages)),
-        FAILED: dg.MetadataValue.int(failed),
+        **_counts({"received": len(messages), "failed": failed}),
         **_age(messages),
         **_queue(queue_url),
     }
@@ -68,22 +76,39 @@ def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
     return {_OLDEST_AGE: dg.MetadataValue.float(round(age.total_seconds(), 3))}
 
 
-def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
+_ALWAYS: Final = ("received", "deleted")
+"""The counts that are shown also where they are 0."""
+
+
+def _counts(numbers: Mapping[str, int]) -> dict[str, dg.MetadataValue]:
+    shown = {name: number for name, number in numbers.items() if number or name in _ALWAYS}
+    return {f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in shown.items()}
+
+
+def left_metadata(queue: QueueAttributes) -> dict[str, dg.MetadataValue]:
+    """Describe what is left in a queue: ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed``, unless 0.
+
+    Args:
+        queue: What the queue says of itself now; the counts are approximate.
+    """
+    numbers = {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
+    return _counts(numbers)
+
+
+def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
     """Describe what became of a batch.
 
     Args:
-        batch: The batch; after its block, so that everything is settled.
-        queue: What the queue says of itself now; without it, the keys about what is left in it are missing.
+        batch: The batch, when everything is settled.
 
     Returns:
-        By key: ``sqs/received``; by outcome ``sqs/deleted``, ``sqs/released``, ``sqs/dead_lettered``,
-        ``sqs/expired``, ``sqs/lost`` (another consumer may have received it), ``sqs/uncertain`` (deleted after its
-        lease had ended: another consumer may have received it all the same), ``sqs/unsettled`` (the service did not
-        confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and expired); ``sqs/extensions``
-        (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines that passed before an
-        extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was sent);
-        ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed`` (approximate, as the service counts);
-        ``sqs/queue``, and ``sqs/console``, a link to it, if it is on AWS.
+        By key: ``sqs/received`` and ``sqs/deleted``, and of the other counts those that are not 0: by outcome
+        ``sqs/released``, ``sqs/dead_lettered``, ``sqs/expired``, ``sqs/lost`` (another consumer may have received it),
+        ``sqs/uncertain`` (deleted after its lease had ended: another consumer may have received it all the same),
+        ``sqs/unsettled`` (the service did not confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and
+        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines
+        that passed before an extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was
+        sent); ``sqs/queue``, and ``sqs/console``, a link to it, if it is on AWS.
     """
     report = batch.report()
     numbers: dict[str, int] = {
@@ -100,11 +125,7 @@ def lease_metadata(batch: LeasedBatch | Batch, queue: QueueAttributes | None = N
         "extension_calls": report.extension_calls,
         "late": report.late,
     }
-    if queue is not None:
-        numbers |= {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
-    metadata: dict[str, dg.MetadataValue] = {
-        f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in numbers.items()
-    }
+    metadata = _counts(numbers)
     messages = batch.messages() if isinstance(batch, Batch) else batch
     return {**metadata, **_age(messages), **_queue(batch.queue_url)}
 
@@ -136,12 +157,12 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
         later: What :func:`lease_metadata` says of one more lease.
 
     Returns:
-        Counts added up, and the greatest age. What is left in the queue, and what earlier attempts did, is as the
-        later lease has it.
+        Counts added up, and the greatest age.
     """
     if QUEUE not in earlier:
         return dict(later)
-    metadata: dict[str, dg.MetadataValue] = dict(later)
+    metadata: dict[str, dg.MetadataValue] = {key: each for key, each in earlier.items() if key.startswith(PREFIX)}
+    metadata |= later
     for key in earlier.keys() & later.keys():
         before, now = earlier[key].value, later[key].value
         if key == QUEUE:
@@ -149,6 +170,6 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
             metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
         elif key == _OLDEST_AGE:
             metadata[key] = dg.MetadataValue.float(max(before, now))
-        elif key.startswith(PREFIX) and not key.startswith((_LEFT, EARLIER, CONSOLE)):
+        elif key.startswith(PREFIX) and key != CONSOLE:
             metadata[key] = dg.MetadataValue.int(before + now)
     return metadata

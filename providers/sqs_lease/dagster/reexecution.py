@@ -6,9 +6,7 @@ succeeded. The messages of the earlier run were given back by then, so this run 
 would never see. A step may be left out all the same if it succeeded in an earlier run and did not work on the messages
 there, such as one that looks up what the others need.
 
-A step that receives by itself settles its messages itself, so the steps around it do not matter, with two exceptions:
-a step that gave back messages of the same queue, because it has seen what another step deletes; and other assets of the
-same step, because they were stored before it failed.
+A step that leases by itself settles its messages at its own end, so the steps around it do not matter.
 
 What ran, and which steps worked on the messages, is read from the events of the runs. Tags decide nothing: a run that
 repeats another one has different tags when Dagster's daemon, the web UI or Python started it.
@@ -17,7 +15,7 @@ repeats another one has different tags when Dagster's daemon, the web UI or Pyth
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,68 +23,22 @@ import dagster as dg
 
 from sqs_lease.dagster._internals import (
     JobParts,
-    PlannedStep,
-    asset_of_event,
     event_metadata,
-    planned_steps,
-    reached,
     run_events,
     without_mapping_key,
 )
-from sqs_lease.dagster.metadata import PREFIX, QUEUE
+from sqs_lease.dagster.metadata import PREFIX
 from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError
 from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
 
 WORKED_ON_BY: Final = f"{PREFIX}worked_on_by"
 """What the executor adds to the last event of a run: the keys of the steps that worked on its messages."""
 
-_GIVEN_BACK: Final = (f"{PREFIX}released", f"{PREFIX}expired", f"{PREFIX}unsettled")
-
 _REMEDY: Final = 'Set the tag "dagster/retry_strategy": "ALL_STEPS" on the job, or choose "re-execute all steps"'
 
 
 class ResumedRunError(dg.DagsterError):
     """The run executes a part of the work only, so it must not receive; the text says what to do."""
-
-
-def refuse_where_steps_are_left_out(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, step_key: str, queue: str
-) -> None:
-    """Refuse to receive in a step whose run repeats another one, and leaves out what has seen messages of the queue.
-
-    That is a step before or after this one that gave messages of the queue back when it was last executed, and an
-    asset of this step that was stored before the step failed.
-
-    Args:
-        instance: The instance that has the runs.
-        run: The run.
-        step_key: The step that is to receive.
-        queue: The queue's name, ARN or URL.
-
-    Raises:
-        ResumedRunError: It leaves out such a step or asset.
-    """
-    earlier = list(_ancestors(instance, run))
-    if not earlier:
-        return
-    graph: dict[str, set[str]] = {}
-    for each in (run, *earlier):
-        # The plan of a run that repeats assets has only those; the steps left out are in its parent's.
-        for key, step in planned_steps(instance, each).items():
-            graph.setdefault(key, set()).update(step.upstream)
-    here = {key: step for key, step in planned_steps(instance, run).items() if step.is_executed}
-    left_out = []
-    for key in sorted(_connected(graph, without_mapping_key(step_key)) - here.keys()):
-        done = _last_execution(instance, earlier, key)
-        if done is not None and _name(queue) in done.gave_back_to(key):
-            left_out.append(key)
-    left_out += _assets_stored_before(instance, earlier, here, step_key)
-    if left_out:
-        raise ResumedRunError(
-            f"{step_key!r} does not receive from {queue}: this run repeats run {run.parent_run_id} and leaves out "
-            f"{_named(left_out)}, which had messages of it there and would never see those received now. {_REMEDY}. If "
-            'what this step does with its messages depends on no other step, say lease(..., on_resume="receive")'
-        )
 
 
 def refuse_part_of_the_job(
@@ -164,15 +116,11 @@ class _Execution:
     Attributes:
         run_id: The run.
         ends: The last event of each step, by its whole key.
-        queues: The queues of which a step gave messages back, by the step.
-        stored: The assets that a step stored, by the step.
         workers: The steps that worked on the batch of the run; None where the run does not say.
     """
 
     run_id: str
     ends: dict[str, dg.DagsterEventType] = field(default_factory=dict)
-    queues: dict[str, set[str]] = field(default_factory=dict)
-    stored: dict[str, set[dg.AssetKey]] = field(default_factory=dict)
     workers: Collection[str] | None = None
 
     def has(self, step: str) -> bool:
@@ -184,48 +132,23 @@ class _Execution:
         done = (dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_SKIPPED)
         return all(end in done for key, end in self.ends.items() if without_mapping_key(key) == step)
 
-    def gave_back_to(self, step: str) -> Collection[str]:
-        """The names of the queues that the step gave messages back to."""
-        return self.queues.get(step, ())
-
     def see(self, event: dg.DagsterEvent) -> None:
         """Take in an event."""
         if event.event_type == dg.DagsterEventType.ENGINE_EVENT:
             said = event_metadata(event).get(WORKED_ON_BY)
             if said is not None:
                 self.workers = frozenset(json.loads(str(said.value)))
-        if event.step_key is None:
-            return
-        step = without_mapping_key(event.step_key)
-        if event.event_type in _ENDS:
+        if event.step_key is not None and event.event_type in _ENDS:
             self.ends[event.step_key] = event.event_type
-            if event.event_type in _BEGINNINGS:
-                # What an earlier attempt gave back has come to this one again.
-                self.queues.pop(step, None)
-        elif event.event_type in _WITH_METADATA:
-            asset = asset_of_event(event)
-            if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset is not None:
-                self.stored.setdefault(step, set()).add(asset)
-            metadata = event_metadata(event)
-            if any(int(metadata[key].value or 0) for key in _GIVEN_BACK if key in metadata) and QUEUE in metadata:
-                names = {_name(queue) for queue in str(metadata[QUEUE].value).split(", ")}
-                self.queues.setdefault(step, set()).update(names)
 
 
-_BEGINNINGS: Final = (dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED)
 _ENDS: Final = (
-    *_BEGINNINGS,
+    dg.DagsterEventType.STEP_START,
+    dg.DagsterEventType.STEP_RESTARTED,
     dg.DagsterEventType.STEP_SUCCESS,
     dg.DagsterEventType.STEP_SKIPPED,
     dg.DagsterEventType.STEP_FAILURE,
     dg.DagsterEventType.STEP_UP_FOR_RETRY,
-)
-_WITH_METADATA: Final = (
-    dg.DagsterEventType.STEP_OUTPUT,
-    dg.DagsterEventType.ASSET_MATERIALIZATION,
-    dg.DagsterEventType.ASSET_OBSERVATION,
-    # What each lease leaves in the log: a block that raised leaves nothing else where its step went on.
-    dg.DagsterEventType.ENGINE_EVENT,
 )
 
 
@@ -244,8 +167,7 @@ def _ancestors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.
 
 def _execution(instance: dg.DagsterInstance, run: dg.DagsterRun) -> _Execution:
     done = _Execution(run.run_id)
-    wanted = {*_ENDS, *_WITH_METADATA}
-    for event in run_events(instance, run.run_id, wanted):
+    for event in run_events(instance, run.run_id, {*_ENDS, dg.DagsterEventType.ENGINE_EVENT}):
         done.see(event)
     return done
 
@@ -279,34 +201,6 @@ def _workers_of_killed_run(workspace: str, run_id: str) -> Collection[str] | Non
         return {without_mapping_key(name) for name in folder.pieces()}
     except (BatchFolderError, OSError):
         return None
-
-
-def _assets_stored_before(
-    instance: dg.DagsterInstance,
-    earlier: Iterable[dg.DagsterRun],
-    here: Mapping[str, PlannedStep],
-    step_key: str,
-) -> list[str]:
-    """The assets of a step that were stored before it failed in an earlier run, and that this run does not make."""
-    step = without_mapping_key(step_key)
-    done = _last_execution(instance, earlier, step)
-    if done is None or done.is_done(step) or step not in here:
-        return []
-    return sorted(key.to_user_string() for key in done.stored.get(step, set()) - here[step].assets)
-
-
-def _connected(graph: Mapping[str, Collection[str]], step_key: str) -> set[str]:
-    """The steps before and after a step, near and far."""
-    after: dict[str, set[str]] = {}
-    for key, before in graph.items():
-        for each in before:
-            after.setdefault(each, set()).add(key)
-    return reached(graph, step_key) | reached(after, step_key)
-
-
-def _name(queue: str) -> str:
-    """A queue's name, of its name, ARN or URL."""
-    return queue.rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 
 def _named(keys: Iterable[str]) -> str:

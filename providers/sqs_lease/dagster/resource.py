@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from difflib import get_close_matches
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypedDict
 
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeasedBatch, lease_block, queue_attributes
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block, queue_attributes
 from sqs_lease.core.durations import Duration
+from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
-from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.access_errors import Entered, access_to
-from sqs_lease.dagster.attempts import StepLease
-from sqs_lease.dagster.metadata import combined_metadata, lease_metadata
-from sqs_lease.dagster.reexecution import refuse_where_steps_are_left_out
+from sqs_lease.dagster.retries import may_dead_letter
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
+from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
+from sqs_lease.dagster.step_lease import RecordingBatch, StepEnd, StepLease, step_end
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+_OpensLease: TypeAlias = "Callable[[], AbstractContextManager[LeasedBatch]]"
 
 
 class LeaseArguments(TypedDict, total=False):
@@ -43,7 +46,6 @@ class LeaseArguments(TypedDict, total=False):
     policy: RenewalPolicy | str | None
     visibility: Duration | None
     on_failure: OnFailure | None
-    on_resume: Literal["refuse", "receive"]
 
 
 class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -83,6 +85,22 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None,
         description="Whether TLS certificates are verified, as by default. AWS_CA_BUNDLE names a file of them.",
     )
+
+    def __init__(self, **settings: Any) -> None:
+        """Take the settings.
+
+        Raises:
+            TypeError: There is no such setting.
+        """
+        known = type(self).model_fields
+        if unknown := sorted(settings.keys() - known):
+            near = {name: get_close_matches(name, known, n=1) for name in unknown}
+            named = [f"{name!r} ({close[0]!r}?)" if close else repr(name) for name, close in near.items()]
+            raise TypeError(
+                f"{type(self).__name__} has no setting {', '.join(named)}; it has {', '.join(known)}. There are no "
+                "keys: take profile_name, role_arn, the environment or the instance's role"
+            )
+        super().__init__(**settings)
 
     def client(self) -> SQSClient:
         """Make a boto3 client of SQS, with timeouts made for leases. The caller closes it.
@@ -125,6 +143,22 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         with access_to(self):
             return queue_attributes(self.queue, timeout=timeout, client=self.client())
 
+    def refuse_without_dead_letter_queue(self, on_failure: FailureRule) -> None:
+        """Refuse a failure rule that the queue cannot carry out, before anything is received.
+
+        Args:
+            on_failure: The rule; the queue is only read for one that may dead-letter.
+
+        Raises:
+            ValueError: The rule may dead-letter, and the queue has no redrive policy.
+            sqs_lease.sqs.errors.SqsError: The queue cannot be read.
+        """
+        if may_dead_letter(on_failure) and self.attributes().dead_letter_arn is None:
+            raise ValueError(
+                f"nothing is received from {self.queue}: on_failure may send messages to a dead-letter queue, and the "
+                "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
+            )
+
     def lease(
         self,
         context: Context,
@@ -135,38 +169,39 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         policy: RenewalPolicy | str | None = None,
         visibility: Duration | None = None,
         on_failure: OnFailure | None = None,
-        on_resume: Literal["refuse", "receive"] = "refuse",
     ) -> AbstractContextManager[LeasedBatch]:
-        """Work on a batch in an op or asset, which is invisible to others until the block ends.
+        """Work on a batch in an op or asset, which is invisible to other consumers until the step ends.
 
-        Where somebody holds messages of the queue for the run, the block works on those, like every other step of the
-        run: the job's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) or the
-        lease sensor that started the run. They are settled when the run has ended; see
-        :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a step says of them meanwhile.
-        The executor or sensor says how many there are, how they are extended and what becomes of failed ones: the
-        arguments of this method apply to runs without such a batch only, and the run's log names those that do not.
-        What follows is for those runs.
+        Where the run's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) holds
+        messages of the queue for the run, the block works on those, like every other step of the run. They are settled
+        when the run has ended; see :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a
+        step says of them meanwhile. The arguments of this method apply to runs without such a batch only, and the run's
+        log names those that do not. What follows is for those runs.
 
-        The block receives. A thread of this process extends the leases. At the end of the block the messages are
-        deleted. If it raises they are given back instead; with ``MessageFailed`` only those that it names. While
-        Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries) they are visible again at once, and the
-        next attempt receives them; ``on_failure`` is for the last attempt. With it, a ``JobError`` dead-letters
-        nothing, unless ``by_exception`` names it. Single messages are failed for good, in any attempt, by
-        ``batch.fail(ids, reason)`` while the others go on.
+        The block receives. Where a router started the run
+        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up what the router received for
+        it instead, and an attempt that follows takes up what the one before it left. A thread of this process extends
+        the leases. **They end with the step**: when it has succeeded, and its IO managers have stored its values, the
+        messages are deleted. If it fails they are given back; with ``MessageFailed`` only those that it names. While
+        Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries), and where that is not known, they are
+        visible again at once, and the next attempt receives them; ``on_failure`` is for the last attempt. With it, a
+        ``JobError`` dead-letters nothing, unless ``by_exception`` names it. A block whose exception the step survives
+        has failed all the same: its messages are settled by ``on_failure`` when the step has ended.
+
+        Single messages are failed for good, in any attempt, by ``batch.fail(ids, reason)``, which only takes note;
+        the work on the others goes on. ``batch.succeed(ids)`` deletes at once, for steps that work on batch after
+        batch: what is made of the messages must be stored by then. Up to 100 leases of a step may be open at once.
 
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
 
-        A step that fails while its generator is suspended in the block (because what it yielded could not be stored)
-        gives back at once, before Dagster drops the generator.
+        Where the service refuses to settle messages as asked, the step fails, once, when its values are stored. A dead
+        letter that is refused is visible again.
 
-        A value that the function *returns* is stored by its IO manager after the block, when the messages are deleted:
-        if that fails, they are gone, and the run's log has a warning. Decorate the function with
-        :func:`sqs_lease.dagster.leased`, or store within the block, or yield the value there: ``yield dg.Output(...)``
-        or ``yield dg.MaterializeResult(value=...)``, which comes back when it is stored.
+        The materialization (or the outputs of an op) has what the step received and failed. When the step has ended,
+        its assets get an observation with :func:`lease_metadata` over all leases of the step.
 
-        After the block, the materialization (or the outputs of an op) gets :func:`lease_metadata`, over all leases of
-        the step; an asset that was yielded within the block gets an observation with it instead.
+        Outside of a step, as in a notebook or a script with ``build_op_context()``, the lease ends with its block.
 
         Args:
             context: The context of the op or asset.
@@ -177,9 +212,6 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
             on_failure: What becomes of failed messages after the last attempt: a rule such as ``dead_letter()``, its
                 name, or a mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-            on_resume: What to do in a run that repeats another one and leaves out a step before or after this one
-                which gave back messages of the queue there: refuse, the default, or receive, for a step whose work
-                depends on no other.
 
         Returns:
             A context manager for one ``with`` statement. It gives the batch, empty if no message came.
@@ -192,13 +224,10 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         The ``with`` statement raises
 
-        - ``BatchFolderError`` where the run's batch is being settled, because the run came too late;
-        - ``ResumedRunError`` where the run leaves out steps, or other assets of this step, that would never see the
-          messages;
-        - ``RetryWithoutMessagesError`` where this attempt received nothing, and the one before it received messages and
-          failed;
+        - ``BatchFolderError`` where the run's batch is not there any more, because the run came too late;
         - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
-        - ``SettlementError`` where the block succeeded, and the service refused to delete some of its messages.
+        - ``ValueError`` where ``on_failure`` may dead-letter, and the queue has no redrive policy;
+        - ``RuntimeError`` where the step has 100 open leases.
         """
         arguments: LeaseArguments = {
             "max_messages": max_messages,
@@ -207,16 +236,40 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "policy": policy,
             "visibility": visibility,
             "on_failure": on_failure,
-            "on_resume": on_resume,
         }
         _check_context(context)
         self._refuse_no_queue()
         queue_reference(self.queue)
         options = lease_options(self.queue, arguments)
         held = batch_of_run(context, self.queue)
-        if held is None:
-            return self._received(context, options, on_resume, on_failure)
-        return self._joined(context, held, _given(arguments))
+        given = _given(arguments)
+        routed = routed_batch(context, self.queue) if held is None else None
+        inner = (
+            self._received(context, options, on_failure, routed)
+            if held is None
+            else lambda: self._joined(context, held, given)
+        )
+        return QueueLease(inner, self.queue, step_end(context))
+
+    def _received(
+        self, context: Context, options: LeaseOptions, on_failure: OnFailure | None, routed: RoutedBatch | None
+    ) -> _OpensLease:
+        end = step_end(context)
+
+        def block(rule: FailureRule, batch: type[OwnLeasedBatch]) -> LeaseBlock:
+            adopts = None if routed is None else routed.take_up()
+            settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=rule), adopts=adopts)
+            return lease_block(settings, client=self.client(), batch=batch)
+
+        def opened() -> AbstractContextManager[LeasedBatch]:
+            self.refuse_without_dead_letter_queue(options.on_failure)
+            if end is None:
+                return Entered(block(options.on_failure, OwnLeasedBatch), self)
+            return Entered(
+                StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed), self
+            )
+
+        return opened
 
     @contextmanager
     def _joined(self, context: Context, held: HeldBatch, given: Collection[str]) -> Iterator[LeasedBatch]:
@@ -228,49 +281,53 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 )
             yield batch
 
-    @contextmanager
-    def _received(
-        self, context: Context, options: LeaseOptions, on_resume: str, on_failure: OnFailure | None
-    ) -> Iterator[LeasedBatch]:
-        if on_resume == "refuse" and (key := step_key(context)) is not None:
-            refuse_where_steps_are_left_out(context.instance, context.run, key, self.queue)
-        step = StepLease(context, on_failure)
-        step.refuse_to_receive()
-        settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=step.rule))
-        block = lease_block(settings, client=self.client())
-        step.watch(block)
-        try:
-            with ExitStack() as leaving:
-                batch = leaving.enter_context(Entered(block, self))
-                try:
-                    step.received(batch)
-                    yield batch
-                    step.refuse_failed_checks()
-                except GeneratorExit:
-                    raise
-                except BaseException as error:
-                    if step.raised(error):
-                        # It is settled when the step has ended: only then is it known what on_failure is for.
-                        leaving.pop_all()
-                    raise
-        finally:
-            # The generator may be closed long after the step has failed, when nobody takes log lines of its run.
-            if not isinstance(sys.exception(), GeneratorExit):
-                step.ended(sys.exception())
-                step.warn_of_unsettled()
-        self._add_metadata(context, batch, step)
 
-    def _add_metadata(self, context: Context, batch: LeasedBatch, step: StepLease) -> None:
-        if step_key(context) is None:
-            return
-        try:
-            queue = self.attributes()
-        except SqsError as error:
-            # The work is done and settled; that it cannot be counted is no reason to fail it.
-            context.log.warning("What is left in the queue is not known: %s", error)
-            queue = None
-        metadata = {**lease_metadata(batch, queue), **step.metadata_of_earlier_attempts()}
-        add_metadata(context, metadata, combine=combined_metadata)
+class QueueLease(AbstractContextManager[LeasedBatch]):
+    """What :meth:`SqsQueueResource.lease` returns: for one ``with`` statement, which gives the batch.
+
+    Args:
+        opened: Makes the lease that is entered.
+        queue: The queue, for errors.
+        end: The end of the step, which fails where this was not entered; None where there is no step.
+    """
+
+    def __init__(self, opened: _OpensLease, queue: str, end: StepEnd | None) -> None:
+        self._opened = opened
+        self._queue = queue
+        self._end = end
+        self._entered: AbstractContextManager[LeasedBatch] | None = None
+        if end is not None:
+            end.made()
+
+    def __enter__(self) -> LeasedBatch:
+        if self._entered is not None:
+            raise RuntimeError(f"This lease of {self._queue} was used already: call lease() for each block")
+        if self._end is not None:
+            self._end.entered()
+        self._entered = self._opened()
+        return self._entered.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
+
+    def __iter__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __len__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._without_with()
+
+    def _without_with(self) -> TypeError:
+        return TypeError(
+            f"lease(context) of {self._queue} is for a with statement, which receives the messages and gives the "
+            "batch: `with queue.lease(context) as batch:`"
+        )
 
 
 def check_queue_resource(queue: object, whose: str) -> None:
@@ -305,7 +362,6 @@ def lease_options(queue: str, arguments: LeaseArguments) -> LeaseOptions:
     if unknown := sorted(arguments.keys() - LeaseArguments.__annotations__.keys()):
         raise TypeError(f"a lease of {queue!r} takes no argument {', '.join(map(repr, unknown))}")
     options: dict[str, Any] = {**arguments}
-    _check_on_resume(options.pop("on_resume", "refuse"))
     on_failure = resolve_failure_rule(options.pop("on_failure", None))
     return LeaseOptions.of(**options, on_failure=on_failure)
 
@@ -322,8 +378,3 @@ def _given(arguments: LeaseArguments) -> list[str]:
     """Which arguments of :meth:`SqsQueueResource.lease` are not as they are by default."""
     parameters = inspect.signature(SqsQueueResource.lease).parameters
     return [name for name, value in arguments.items() if value != parameters[name].default]
-
-
-def _check_on_resume(on_resume: str) -> None:
-    if on_resume not in ("refuse", "receive"):
-        raise ValueError(f"on_resume must be 'refuse' or 'receive', not {on_resume!r}")

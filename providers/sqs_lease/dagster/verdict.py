@@ -11,20 +11,19 @@ A message is deleted when every step succeeded, or was skipped by design, and no
 What a step says counts for its last attempt only, but for messages that it is done with: later attempts do not get
 them.
 
-How the steps ended is gathered from the events of a run's executor, or of all runs that worked on the batch. A step
-that was executed more than once, in a run and in those that repeat it, counts as its last execution ended.
+How the steps ended is gathered from the events of a run's executor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import dagster as dg
 
 from sqs_lease.core.failure_rules import failed_by_exception
-from sqs_lease.dagster._internals import error_names, is_interruption, run_events, upstream_steps, without_mapping_key
+from sqs_lease.dagster._internals import error_names, is_interruption, without_mapping_key
 from sqs_lease.dagster.run_batch.folder import BatchFolderError, PieceOfWork
 from sqs_lease.dagster.run_batch.leased_batch import attempt_name
 
@@ -165,131 +164,17 @@ def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:
     return piece.raised is not None and (not end.failed or piece.raised.errors[0].rpartition(".")[2] in end.errors)
 
 
-_STEP_EVENTS: Final = {
-    dg.DagsterEventType.STEP_START,
-    dg.DagsterEventType.STEP_SUCCESS,
-    dg.DagsterEventType.STEP_FAILURE,
-    dg.DagsterEventType.STEP_SKIPPED,
-    dg.DagsterEventType.STEP_UP_FOR_RETRY,
-}
-
-
-def failed(
-    message_ids: Collection[str],
-    steps: Mapping[str, StepEnd],
-    pieces: Mapping[str, PieceOfWork],
-    *,
-    is_whole: bool,
-    reason: str,
-) -> Verdict:
-    """Return what becomes of messages whose work failed for good.
-
-    Args:
-        message_ids: The messages, in the order of the batch.
-        steps: How each step ended, by its key.
-        pieces: What the steps said of their work, by their keys.
-        is_whole: Whether every step came to an end, or could not run because of one that failed. Where it is not, as
-            when a run worker was killed, no message is done.
-        reason: Why the work failed, for messages of which no step said so.
-    """
-    found = verdict(message_ids, steps, pieces)
-    undecided = set(message_ids) - {each for several in found.failed.values() for each in several}
-    a_step_failed = any(end.failed for end in steps.values())
-    if found.is_untouched or not is_whole or not a_step_failed:
-        # Nobody can say that these are done: the run failed before its steps did, or around them.
-        rest = [message_id for message_id in message_ids if message_id in undecided]
-        failures = {**found.failed, Failure(reason): rest} if rest else found.failed
-        return replace(found, failed=failures, released=(), is_untouched=False)
-    return found
-
-
-class WorkDone:
-    """How the steps of a batch's runs ended.
-
-    Args:
-        instance: The instance that has the runs.
-        runs: Runs that worked on the batch, the oldest first.
-    """
-
-    def __init__(self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
-        self.steps: dict[str, StepEnd] = {}
-        self._skipped: set[str] = set()
-        self._under_way: set[str] = set()
-        self._planned: set[str] = set()
-        self._is_planned = True
-        for run in runs:
-            upstream = upstream_steps(instance, run)
-            self._is_planned &= upstream is not None
-            self._planned |= (upstream or {}).keys()
-            self._see(run.run_id, upstream, run_events(instance, run.run_id, _STEP_EVENTS))
-
-    def is_whole(self) -> bool:
-        """Whether every step came to an end, was skipped, or waited for one that failed."""
-        held_up = any(end.failed and end.holds_up for end in self.steps.values())
-        return self._is_planned and (held_up or not self._never_ended())
-
-    def is_done_but_for(self, run: dg.DagsterRun, planned: Collection[str]) -> bool:
-        """Whether every step succeeded or was skipped that a later run does not execute.
-
-        Args:
-            run: The later run.
-            planned: The steps of its plan, those of dynamic outputs by the key of the step they are made of.
-        """
-        if not (self._planned and self._is_planned):
-            # Without a plan nobody can tell.
-            return False
-        chosen = run.step_keys_to_execute
-        # One that is named without its mapping key, or with a key that is not known yet, stands for all of them.
-        whole = set(planned) if chosen is None else {without_mapping_key(key) for key in chosen if _is_whole_step(key)}
-        executed = whole if chosen is None else {*whole, *chosen}
-        failed = {key for key, end in self.steps.items() if end.failed} | self._under_way
-        begun = {without_mapping_key(key) for key in executed}
-        return (
-            all(key in executed or without_mapping_key(key) in whole for key in failed) and self._never_ended() <= begun
-        )
-
-    def _never_ended(self) -> set[str]:
-        ended = {without_mapping_key(key) for key in (*self.steps, *self._skipped)}
-        return self._planned - (ended - {without_mapping_key(key) for key in self._under_way})
-
-    def _see(
-        self, run_id: str, upstream: Mapping[str, Collection[str]] | None, events: Iterable[dg.DagsterEvent]
-    ) -> None:
-        ends = StepEnds(run_id, upstream)
-        for event in events:
-            key = event.step_key
-            if key is None:
-                continue
-            if event.event_type == dg.DagsterEventType.STEP_START:
-                # Executed again: how it ended before does not count any more.
-                self.steps.pop(key, None)
-                self._skipped.discard(key)
-                self._under_way.add(key)
-            elif event.event_type == dg.DagsterEventType.STEP_SKIPPED:
-                self._skipped.add(key)
-            ends.see(event)
-        self.steps.update(ends.ends())
-        self._under_way -= ends.ends().keys()
-
-
-def _is_whole_step(key: str) -> bool:
-    """Whether a key stands for all steps that a dynamic output makes of it, or there are none."""
-    return key == without_mapping_key(key) or key.endswith("[?]")
-
-
 class StepEnds:
     """What is seen of a run's steps.
 
     Args:
         run_id: The run.
-        upstream: The steps that each step waits for, by key. None where that is not known: any step may be waited for
-            then.
+        upstream: The steps that each step waits for, by key.
     """
 
-    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]] | None) -> None:
+    def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
         self._run_id = run_id
-        awaited = None if upstream is None else {before for steps in upstream.values() for before in steps}
-        self._awaited = None if awaited is None else set(map(without_mapping_key, awaited))
+        self._awaited = {without_mapping_key(before) for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
         self._skipped: set[str] = set()
@@ -308,7 +193,7 @@ class StepEnds:
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
-            holds_up = self._awaited is None or without_mapping_key(key) in self._awaited
+            holds_up = without_mapping_key(key) in self._awaited
             self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=error_names(event), holds_up=holds_up)
 
     def ends(self) -> Mapping[str, StepEnd]:

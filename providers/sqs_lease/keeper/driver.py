@@ -400,7 +400,9 @@ class QueueDriver:
             if attributes.dead_letter_arn is None:
                 self._no_dead_letters_until = self._clock.now() + NO_DEAD_LETTERS_SECONDS
                 return None
-            self._dead_letter_url = await self._transport.queue_url(attributes.dead_letter_arn)
+            # AWS has it in the queue's account and region; the region that another server names is of no use.
+            name = attributes.dead_letter_arn.rpartition(":")[2]
+            self._dead_letter_url = f"{self._queue_url.rpartition('/')[0]}/{name}"
         return self._dead_letter_url
 
     def _answered(self, call: Call, answers: Sequence[EntryAnswer]) -> None:

@@ -52,6 +52,7 @@ from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Reception
 from sqs_lease.keeper.telemetry import LeaseSpan
 from sqs_lease.sqs.validation import queue_reference
@@ -95,8 +96,9 @@ class SettlementError(Exception):
         self.counts: Mapping[str, int] = Counter(details.values())
         said = "; ".join(f"{count} times: {text or 'no reason given'}" for text, count in self.counts.items())
         super().__init__(
-            f"{len(details)} messages of {queue} were not settled as asked, and come back when their visibility "
-            f"timeout ends: {_named(list(details))}. {said}. Check that the queue exists and can be reached, that "
+            f"{len(details)} messages of {queue} were not settled as asked: {_named(list(details))}. They come back: "
+            "at once if the dead-letter queue refused them, or else when their visibility timeout ends. "
+            f"{said}. Check that the queue exists and can be reached, that "
             "the caller may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it has "
             "a dead-letter queue to which the caller may sqs:SendMessage"
         )
@@ -143,6 +145,8 @@ class LeaseSettings:
     options: LeaseOptions
     on_event: EventListener | None = None
     on_lost: OnLost = "warn"
+    adopts: tuple[WrittenBatch, tuple[Message, ...]] | None = None
+    """What another holder passed on, with its messages, in place of what would be received; for hosts."""
 
     def __post_init__(self) -> None:
         queue_reference(self.queue)
@@ -220,6 +224,11 @@ class LeaseSession:
             queue.queue_url, policy=queue.policy, on_failure=options.on_failure, on_event=self._tell
         )
 
+        if (adopts := self._settings.adopts) is not None:
+            batch.adopt(*adopts)
+            self.messages = tuple(batch.messages())
+            return
+
         def hold(reception: Reception) -> None:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
@@ -267,6 +276,20 @@ class LeaseSession:
             # With those that were settled before and wait for their turn within their group.
             self.decide(settlements)
             await self._settle_within(self._decided, within)
+        finally:
+            await to_its_end(self._close())
+
+    async def pass_on(self, settlements: Mapping[Receipt, Settlement], seconds: float) -> WrittenBatch:
+        """Settle some messages and those that were settled before, pass the others on, and close.
+
+        Args:
+            settlements: What becomes of some messages.
+            seconds: See :meth:`Batch.pass_on <sqs_lease.keeper.batch.Batch.pass_on>`.
+        """
+        try:
+            self.decide(settlements)
+            await self._settle_within(self._decided, None)
+            return await self.batch.pass_on(seconds)
         finally:
             await to_its_end(self._close())
 
@@ -401,14 +424,7 @@ class LeaseSession:
             SettlementError: The block ended well, and the service refused settlements.
             LeasesLostError: The block ended well, leases were lost or lapsed, and the user asked for this error.
         """
-        problems: list[Exception] = []
-        if (refused := self._refusal()) is not None:
-            problems.append(refused)
-        if (lost := self._losses()) is not None:
-            if self._settings.on_lost == "warn":
-                logger.warning("%s", lost)
-            else:
-                problems.append(lost)
+        problems = self.problems()
         if error is None and problems:
             first, *others = problems
             for other in others:
@@ -418,8 +434,27 @@ class LeaseSession:
             if error is not None:
                 error.add_note(str(problem))
             if not isinstance(error, Exception):
-                # Nobody may ever see an interruption's notes.
+                # An interruption's notes may never be seen.
                 logger.warning("%s", problem)
+
+    def problems(self) -> list[Exception]:
+        """Return what was not as asked and was not told yet, after :meth:`finish`, as the errors that tell of it.
+
+        Lost leases are logged instead, unless the user asked for an error.
+        """
+        problems: list[Exception] = []
+        if (refused := self._refusal()) is not None:
+            problems.append(refused)
+        if (lost := self._losses()) is not None:
+            if self._settings.on_lost == "warn":
+                logger.warning("%s", lost)
+            else:
+                problems.append(lost)
+        return problems
+
+    def is_decided(self, receipt: Receipt) -> bool:
+        """Whether it was said within the block what becomes of a message."""
+        return receipt in self._decided
 
     def still_held(self, receipt: Receipt) -> bool:
         """Whether a message is certainly ours; what was settled, or is about to be, is not."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -13,13 +11,12 @@ from sqs_lease.testing.memory_transport import MemoryTransport
 
 
 @pytest.fixture
-def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
+def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     """Queues in memory, from which every lease in this process takes, whatever its connection or client says.
 
     That is ``sqs_lease.lease`` and ``async_lease``, Dagster's ``SqsQueueResource`` (also in sensors and checks), and
-    the leases of a DAG under ``dag.test()``. A lease sensor of Dagster receives in every evaluation, and what holds its
-    batches ends with the test. No server is started and no AWS account is asked. Work that reaches AWS by
-    itself, or in its own processes, is not redirected.
+    the leases of a DAG under ``dag.test()``. A router of Dagster receives in every evaluation. No server is started
+    and no AWS account is asked. Work that reaches AWS by itself, or in its own processes, is not redirected.
     """
     queues = LeasedQueues()
     monkeypatch.setattr("sqs_lease.sqs.client.make_client", lambda access=None, *, queue=None: None)
@@ -29,10 +26,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeasedQueues]:
         monkeypatch.setattr(
             "sqs_lease.airflow.receiving.worker.make_transport", lambda connection: MemoryTransport(queues.sqs)
         )
-    yield queues
-    # Not imported for it: most tests have no such sensor.
-    if (lease_sensor := sys.modules.get("sqs_lease.dagster.lease_sensor.sensor")) is not None:
-        lease_sensor.end_hosts()
+    return queues
 
 
 def _airflow() -> tuple[int, ...]:

@@ -171,7 +171,7 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
     runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
     jobs = {job: dagster.launch(job) for job in JOBS} | {"customers": dagster.materialize("customers")}
     stack.execute("dagster-code-server", "mkdir", "-p", CARRIER)
-    dagster.start_sensor("deliveries_lease")
+    dagster.start_sensor("deliveries_router")
     taken_over = _poll_while_it_works(stack, airflow, run_id, holder)
     show(
         f"another triggerer had them {taken_over - killed:.0f} s later; "

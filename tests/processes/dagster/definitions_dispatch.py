@@ -1,4 +1,4 @@
-"""A lease sensor that sends the messages of one queue to two jobs and to partitions, for an end-to-end test.
+"""A router that sends the messages of one queue to two jobs and to partitions, for an end-to-end test.
 
 Dagster reads the annotations of ops and assets, so this module has no postponed ones.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from sqs_lease import Message, by_exception, dead_letter
-from sqs_lease.dagster import DispatchError, SqsQueueResource, build_sqs_lease_sensor
+from sqs_lease.dagster import DispatchError, SqsQueueResource, build_sqs_router
 from tests.dagster.evidence import note
 
 QUEUE = SqsQueueResource(queue=os.environ["QUEUE"])
@@ -50,7 +50,7 @@ defs = dg.Definitions(
     assets=[customer_orders],
     jobs=JOBS,
     sensors=[
-        build_sqs_lease_sensor(
+        build_sqs_router(
             "dispatching",
             QUEUE,
             JOBS,

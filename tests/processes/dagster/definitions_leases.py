@@ -85,9 +85,28 @@ def partial(context: dg.AssetExecutionContext, partial_queue: SqsQueueResource) 
         wait_until_allowed_to_end("partial")
         note("partial", "failed")
         batch.fail([message for message in batch if message.body == "no order"], "not understood")
-        # The others are held until the end of the block.
+        # All are held until the end of the step.
         wait_until_allowed_to_end("partial_rest")
         note("partial", "worked")
+
+
+class FullDisk(dg.IOManager):
+    """Cannot store anything."""
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        note("unstored", "stored")
+        raise OSError("no space is left")
+
+    def load_input(self, context: dg.InputContext) -> None: ...
+
+
+@dg.asset(io_manager_key="full_disk")
+def unstored(context: dg.AssetExecutionContext, unstored_queue: SqsQueueResource) -> list[str]:
+    """Returns a value that is not stored."""
+    with unstored_queue.lease(context) as batch:
+        received("unstored", batch)
+        wait_until_allowed_to_end("unstored")
+        return [message.body for message in batch]
 
 
 @dg.asset
@@ -154,7 +173,7 @@ def keepers(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     return dg.SkipReason(json.dumps(keeper_threads()))
 
 
-ASSETS = [long, failing, terminated, retried, partial, worker_killed, outliving, prepared, resumed]
+ASSETS = [long, failing, terminated, retried, partial, unstored, worker_killed, outliving, prepared, resumed]
 JOBS = [step_terminated, step_killed, orphaned]
 QUEUES = [*(asset.key.to_user_string() for asset in ASSETS), *(job.name for job in JOBS)]
 
@@ -162,6 +181,6 @@ defs = dg.Definitions(
     assets=ASSETS,
     jobs=JOBS,
     sensors=[keepers],
-    resources={f"{name}_queue": queue(name) for name in QUEUES},
+    resources={**{f"{name}_queue": queue(name) for name in QUEUES}, "full_disk": FullDisk()},
     executor=dg.in_process_executor,
 )

@@ -69,7 +69,7 @@ def test_an_interrupted_materialization_stores_nothing_and_the_next_one_all_of_i
     assert not orders.visible
     (materialization,) = result.asset_materializations_for_node("orders")
     numbers = {name: value.value for name, value in materialization.metadata.items()}
-    assert (numbers["ingestion/rows"], numbers["ingestion/rejected"], numbers["sqs/deleted"]) == (2, 1, 2)
+    assert (numbers["ingestion/rows"], numbers["ingestion/rejected"], numbers["sqs/received"]) == (2, 1, 3)
     assert isinstance(numbers["ingestion/table_version"], int)
 
 
@@ -150,7 +150,7 @@ def test_an_asset_ingests_in_its_own_process(server: SqsServer, tmp_path: Path) 
     )
     assert ended.returncode == 0, ended.stderr
     numbers = json.loads(ended.stdout.splitlines()[-1])
-    assert (numbers["ingestion/ingested"], numbers["ingestion/rejected"], numbers["sqs/released"]) == (2, 1, 1)
+    assert (numbers["ingestion/ingested"], numbers["ingestion/rejected"], numbers["sqs/failed"]) == (2, 1, 1)
     assert stored(tmp_path) == [1, 2]
     (back,) = server.sqs_client().receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
     assert back["Body"] == BAD

@@ -33,7 +33,7 @@ class SqsFunctionComponent(LeasedAssetComponent):
 
     function: str = Field(
         description="The dotted path of the function, such as shop.orders.load. It takes the messages of a batch, "
-        "returns None or a MaterializeResult without a value, and raises if it could not work on them."
+        "returns None or a MaterializeResult, and raises if it could not work on them."
     )
 
     @field_validator("function")

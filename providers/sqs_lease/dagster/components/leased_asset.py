@@ -58,15 +58,14 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @abstractmethod
     def execute(self, context: dg.AssetExecutionContext, batch: LeasedBatch) -> dg.MaterializeResult[Any] | None:
-        """Work on a batch. When it has returned the messages are deleted; if it raises they are given back.
+        """Work on a batch. When its step has succeeded the messages are deleted; if it raises they are given back.
 
         Args:
             context: The context of the asset.
             batch: The messages; there may be none.
 
         Returns:
-            Metadata, tags and a data version for the materialization; None, the default, adds nothing. No value and no
-            check results: they would be stored after the messages were deleted.
+            A value, metadata, check results, tags and a data version for the materialization; None adds nothing.
         """
 
     def get_asset_spec(self) -> dg.AssetSpec:
@@ -125,29 +124,16 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _result(returned: object, key: dg.AssetKey) -> dg.MaterializeResult[Any]:
-    """What the materialization is; refused while the messages can still be given back.
+    """What the materialization is.
 
     Raises:
-        TypeError: It has a value, or something else that Dagster would store or refuse after the lease.
+        TypeError: The work returned something else.
     """
     if returned is None:
         return dg.MaterializeResult(asset_key=key)
     if not isinstance(returned, dg.MaterializeResult):
         raise TypeError(
             f"the work on a batch for {key.to_user_string()} must return None or a MaterializeResult, not "
-            f"{type(returned).__name__}: a value would be stored after the messages were deleted. Store it in the work"
+            f"{type(returned).__name__}: give a value as dg.MaterializeResult(value=...)"
         )
-    if returned.asset_key not in (None, key):
-        raise TypeError(f"the work on a batch for {key.to_user_string()} returned a result for {returned.asset_key}")
-    if returned.check_results or not _has_no_value(returned):
-        raise TypeError(
-            f"the result of the work on a batch for {key.to_user_string()} has a value or check results, which would "
-            "be stored after the messages were deleted: store the value in the work, and raise where a check fails"
-        )
-    return dg.MaterializeResult(
-        asset_key=key, metadata=returned.metadata, data_version=returned.data_version, tags=returned.tags
-    )
-
-
-def _has_no_value(result: dg.MaterializeResult[Any]) -> bool:
-    return result.value is None or type(result.value) is type(dg.MaterializeResult().value)
+    return returned

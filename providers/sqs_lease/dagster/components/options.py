@@ -17,10 +17,6 @@ from sqs_lease.sqs.validation import queue_reference
 
 COMPONENT: Final = "component"
 
-# Other defaults than those of a lease in code, on purpose: each batch is a whole run, which takes seconds to start.
-RUN_MAX_MESSAGES: Final = 1000
-RUN_LINGER_SECONDS: Final = 5.0
-
 
 def errors_at_their_keys(schema: dict[str, Any]) -> None:
     """Have the JSON schema of a field with keys of its own say which of them is wrong.
@@ -97,11 +93,13 @@ class QueueOptions(dg.Model, dg.Resolvable):
 class LeaseOptions(dg.Model, dg.Resolvable):
     """How a batch is received and kept."""
 
-    max_messages: int = Field(default=RUN_MAX_MESSAGES, description="Most messages of one run.")
+    max_messages: int = Field(default=options.DEFAULT_MAX_MESSAGES, description="Most messages of one run.")
     wait_seconds: float = Field(
         default=options.DEFAULT_WAIT_SECONDS, description="How long to wait for a first message."
     )
-    linger_seconds: float = Field(default=RUN_LINGER_SECONDS, description="How long to wait for more once one came.")
+    linger_seconds: float = Field(
+        default=options.DEFAULT_LINGER_SECONDS, description="How long to wait for more once one came."
+    )
     visibility_seconds: float | None = Field(
         default=None, description="The visibility timeout to receive with; the queue's own by default."
     )

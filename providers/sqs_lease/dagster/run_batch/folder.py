@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 MESSAGES: Final = "messages.parquet"
 """The file with the messages."""
 
-SETTLING: Final = "settling.json"
-"""The file by which the holder of the leases says that the batch is being settled: no more work on it may begin."""
-
 _WORK_PREFIX: Final = "work-"
 _WORK_SUFFIX: Final = ".json"
 _SHOWN_NAME_CHARACTERS: Final = 100
@@ -152,14 +149,6 @@ class BatchFolder:
             raise BatchFolderError(
                 f"{self.path / MESSAGES} cannot be read ({type(error).__name__}: {error}): check its permissions"
             ) from error
-
-    def is_settling(self) -> bool:
-        """Whether the batch is being settled, so that no more work on it may begin.
-
-        Raises:
-            OSError: It cannot be read.
-        """
-        return self.get(SETTLING) is not None
 
     def write(self, work: PieceOfWork) -> None:
         """Write what is known of a piece of work, in place of what was known of it before.

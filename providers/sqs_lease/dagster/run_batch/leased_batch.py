@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -62,14 +62,16 @@ class RunBatch(LeasedBatch):
     - ``release``: it is visible again, whatever the failure rule.
 
     What was failed or released by an attempt that Dagster tries again is forgotten: the next attempt gets it again.
+    Steps that begin after another one has failed a message do not get it.
 
     Attributes:
         batch_id: Names the batch.
     """
 
-    def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool) -> None:
+    def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool, failed: Collection[str] = ()) -> None:
+        left_out = {*work.done, *failed}
         # What an earlier block of the same attempt had, it is done with: see _begun().
-        messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in work.done]
+        messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in left_out]
         super().__init__(messages, held.manifest.queue_url)
         self.batch_id = held.manifest.batch_id
         self._folder = held.folder
@@ -87,7 +89,7 @@ class RunBatch(LeasedBatch):
             OSError: The batch's directory cannot be read.
         """
         (chosen,) = self._chosen(message)
-        if self._is_over or self._work.has_settled(chosen.message_id) or self._folder.is_settling():
+        if self._is_over or self._work.has_settled(chosen.message_id):
             return False
         # What was settled is removed.
         return self._folder.read(self._work.name) is not None
@@ -245,7 +247,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
     require_manifests("The batch of a run", "dagster,manifest")
     folder = BatchFolder(workspace_path(uri))
     manifest = folder.manifest()
-    return HeldBatch(folder, manifest) if _is_same_queue(queue, manifest.queue_url) else None
+    return HeldBatch(folder, manifest) if is_same_queue(queue, manifest.queue_url) else None
 
 
 @contextmanager
@@ -270,10 +272,11 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
         OSError: What the step made of its messages cannot be written.
     """
     folder = held.folder
-    _refuse_if_settling(folder, context)
     work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        batch = RunBatch(held, work, is_rest=is_rest)
+        # What another step has failed is not worked on any more.
+        failed = {each for piece in folder.pieces().values() if piece.name != work.name for each in piece.failed}
+        batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
         try:
             yield batch
@@ -288,15 +291,6 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             batch.end(None)
     # What becomes of the messages is known later: their holder adds that to the assets of the run.
     add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
-
-
-def _refuse_if_settling(folder: BatchFolder, context: Context) -> None:
-    if folder.is_settling():
-        run_id = context.op_execution_context.run_id
-        raise BatchFolderError(
-            f"the batch at {folder} is being given back or deleted: run {run_id} came too late for it, or "
-            "repeats a run that is over. What was not done is received again"
-        )
 
 
 def _batch_uri(context: Context) -> str | None:
@@ -334,8 +328,13 @@ def _refuse_elsewhere(context: Context) -> None:
         )
 
 
-def _is_same_queue(one: str, other: str) -> bool:
-    """Whether two names, ARNs or URLs are of one queue, as far as they tell."""
+def is_same_queue(one: str, other: str) -> bool:
+    """Whether two names, ARNs or URLs are of one queue, as far as they tell.
+
+    Args:
+        one: A queue.
+        other: Another one, or the same.
+    """
     if one == other:
         return True
     ours, theirs = queue_reference(one), queue_reference(other)

@@ -1,19 +1,19 @@
-"""Which run each received message goes to: the sensor's functions are asked, and their answers checked.
+"""The run that each received message goes to: the router's functions are asked, and their answers checked.
 
 Dagster refuses *all* runs of an evaluation where one of them has a job that the sensor does not have, or a partition
 that does not exist; and a run configuration that does not fit is found when the run is made, after the evaluation. So
 each answer is checked here, against the definitions of the evaluation, before a run is asked for. A message with an
 answer that cannot be used fails alone.
 
-On a FIFO queue the messages of a message group may go to different runs. Those of a later run are held until the
-earlier ones are done, so that the order of the group is that of the work.
+On a FIFO queue, messages of a group that are behind one for another run are given back at once: SQS lets no consumer
+have them before that one is done, so the order of the group is that of the work.
 """
 
 from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,7 @@ def undispatched_text(why: Undispatched, receipts: Sequence[Receipt], settlement
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What a sensor's runs are: values, or functions of a message. See ``build_sqs_lease_sensor``.
+    """What a sensor's runs are: values, or functions of a message. See ``build_sqs_router``.
 
     Attributes:
         jobs: The names of the jobs that ``job`` chooses from; none for a sensor with one target.
@@ -345,42 +345,35 @@ class Part:
     Attributes:
         destination: The run.
         messages: Its messages, in the order they were received.
-        after: The parts, by their places, that have earlier messages of the same message groups.
     """
 
     destination: Destination
     messages: list[Message] = field(default_factory=list)
-    after: set[int] = field(default_factory=set)
 
 
-def divided(messages: Sequence[tuple[Message, Destination]], *, is_fifo: bool) -> list[Part]:
+def divided(messages: Sequence[tuple[Message, Destination]], *, is_fifo: bool) -> tuple[list[Part], list[Message]]:
     """Put messages together that go to the same run.
 
     Args:
         messages: The messages with where they go, in the order they were received.
-        is_fifo: Whether the order within message groups counts: then no message is in a part before that of an earlier
-            one of its group, and there may be several parts for a run.
+        is_fifo: Whether the order within message groups counts.
 
     Returns:
-        The parts; each comes after those that it waits for.
+        The parts, and the messages that are behind one of their group for another run: they are to be given back.
     """
-    parts: list[Part] = []
-    places: dict[bytes, int] = {}
-    last: dict[str, int] = {}
+    parts: dict[bytes, Part] = {}
+    first: dict[str, bytes] = {}
+    behind: list[Message] = []
+    ended: set[str] = set()
     for message, destination in messages:
         key = msgspec.json.encode(destination, order="deterministic")
         group = message.message_group_id if is_fifo else None
-        before = -1 if group is None else last.get(group, -1)
-        place = places.get(key, -1)
-        if place < max(before, 0):
-            place = places[key] = len(parts)
-            parts.append(Part(destination))
-        parts[place].messages.append(message)
-        if group is not None:
-            if 0 <= before < place:
-                parts[place].after.add(before)
-            last[group] = place
-    return parts
+        if group is not None and (group in ended or first.setdefault(group, key) != key):
+            ended.add(group)
+            behind.append(message)
+            continue
+        parts.setdefault(key, Part(destination)).messages.append(message)
+    return list(parts.values()), behind
 
 
 def _named(job: dg.JobDefinition, request: dg.RunRequest) -> str:
@@ -402,35 +395,19 @@ def _place(error: BaseException) -> str:
 
 
 RUN: Final = "run.json"
-"""The file in a batch's directory that says which run it goes to: after a crash, the same is asked for again.
-
-It is written before ``leases.json`` and removed after it, so a batch that is held has it if it had one. Files are
-removed in the order of their names (``lease_files.py``).
-"""
+"""The file in a batch's directory that says which run it goes to: after a crash, the same is asked for again."""
 
 
-class RecordedRun(msgspec.Struct, frozen=True):
-    """What the file says.
-
-    Attributes:
-        destination: The run.
-        after: The ids of the batches that it waits for.
-    """
-
-    destination: Destination
-    after: tuple[str, ...] = ()
-
-
-def write_run(folder: BatchFolder, destination: Destination, after: Iterable[str]) -> None:
+def write_run(folder: BatchFolder, destination: Destination) -> None:
     """Write the run that a batch goes to.
 
     Raises:
         OSError: It cannot be written.
     """
-    folder.put(RUN, msgspec.json.encode(RecordedRun(destination, tuple(sorted(after)))))
+    folder.put(RUN, msgspec.json.encode(destination))
 
 
-def read_run(folder: BatchFolder) -> RecordedRun | None:
+def read_run(folder: BatchFolder) -> Destination | None:
     """Read it; None if it does not exist or cannot be decoded.
 
     Raises:
@@ -440,6 +417,6 @@ def read_run(folder: BatchFolder) -> RecordedRun | None:
     if content is None:
         return None
     try:
-        return msgspec.json.decode(content, type=RecordedRun)
+        return msgspec.json.decode(content, type=Destination)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None

@@ -1,0 +1,158 @@
+"""Will the work be tried again? And what becomes of failed messages until then.
+
+Dagster repeats a step by ``RetryPolicy`` or ``RetryRequested``; it says so itself, by the event ``STEP_UP_FOR_RETRY``.
+It repeats a *run* by run retries, which are settled when the run has failed, in another process. When a step has failed
+for good, this module forecasts that from the same settings and tags.
+
+A user's failure rule is for the last attempt. Before that, messages are visible again at once, so that the next attempt
+receives them. Where it is not known whether there is one, they are made visible, too: a message that was released can
+still be dead-lettered later, and not the other way round. It is not known
+
+- on Dagster+, where run retries are a setting of the deployment. User code sees the settings of the local
+  ``dagster.yaml``, which say nothing of it (read in dagster-cloud 1.13.27). The tag ``dagster/max_retries`` counts
+  there, too, so a run with that tag is known;
+- where the daemon cannot ask for the retry because the code server is away: Dagster writes the tag
+  ``dagster/will_retry: false`` then, after the step has failed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import Event
+from typing import Final
+
+import dagster as dg
+
+from sqs_lease.core.failure_rules import (
+    ByExceptionRule,
+    DeadLetter,
+    DeadLetterRule,
+    FailureRule,
+    ReleaseRule,
+    Settlement,
+)
+from sqs_lease.core.specs import OnFailure, resolve_failure_rule
+from sqs_lease.dagster._internals import run_retry_settings
+from sqs_lease.ingestion.job import JobError
+
+MAX_RETRIES_TAG: Final = "dagster/max_retries"
+RETRY_NUMBER_TAG: Final = "dagster/retry_number"
+RETRY_ON_STEP_FAILURE_TAG: Final = "dagster/retry_on_asset_or_op_failure"
+
+DAGSTER_PLUS_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
+"""The environment variable that Dagster+ sets in all processes of a deployment."""
+
+_JOB_ERROR: Final = f"{JobError.__module__}.{JobError.__qualname__}"
+
+
+def may_be_repeated(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether Dagster repeats a run of which a step has failed for good, or may do so.
+
+    Args:
+        instance: The instance that has the run.
+        run: The run.
+        environment: The environment variables.
+    """
+    if run.tags.get(RETRY_ON_STEP_FAILURE_TAG, "").lower() == "false":
+        return False
+    most = run.tags.get(MAX_RETRIES_TAG)
+    if DAGSTER_PLUS_VARIABLE in environment:
+        return most is None or _is_left(run, most)
+    settings = run_retry_settings(instance)
+    if not settings.enabled or not (settings.on_step_failure or RETRY_ON_STEP_FAILURE_TAG in run.tags):
+        return False
+    return _is_left(run, str(settings.max_retries) if most is None else most)
+
+
+def _is_left(run: dg.DagsterRun, most: str) -> bool:
+    """Whether a run may be repeated once more. Dagster repeats no run with a tag that is no number."""
+    number = run.tags.get(RETRY_NUMBER_TAG, "0")
+    return most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWhileRetrying(FailureRule):
+    """A failure rule that is replaced by a plain release once it is known that the work is tried again.
+
+    Attributes:
+        last: What becomes of messages in the last attempt, and of those that were failed one by one in any attempt.
+        is_tried_again: Set when the work is tried again.
+    """
+
+    last: FailureRule
+    is_tried_again: Event
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        """As the last attempt settles it."""
+        return self.last.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """A plain release where the work is tried again; else the rule for the exception."""
+        return ReleaseRule(delay=0) if self.is_tried_again.is_set() else self.last.matching(errors)
+
+
+@dataclass(frozen=True, slots=True)
+class NoDeadLetterForJobErrors(FailureRule):
+    """A failure rule that sends no message to the dead-letter queue because a Spark job failed.
+
+    A :class:`JobError <sqs_lease.ingestion.job.JobError>` says that the job could not do its work: no executor was
+    left, or the table was locked. Messages are not at fault, so a rule that would dead-letter them makes them visible
+    again. Only ``by_exception`` that names ``JobError`` itself is taken at its word.
+
+    Attributes:
+        rule: The user's rule.
+    """
+
+    rule: FailureRule
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        """As the user's rule has it."""
+        return self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    def matching(self, errors: Sequence[str]) -> FailureRule:
+        """The user's rule for the exception, without its dead letters where a job failed."""
+        rule = self.rule.matching(errors)
+        named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
+        return _WithoutDeadLetters(rule) if _JOB_ERROR in errors and not named else rule
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutDeadLetters(FailureRule):
+    rule: FailureRule
+
+    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        if isinstance(settlement, DeadLetter):
+            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
+        return settlement
+
+
+def failure_rule(on_failure: OnFailure | None) -> FailureRule:
+    """Return the failure rule that a user described, which spares messages where a Spark job failed.
+
+    Args:
+        on_failure: A rule, its name, or a mapping of its kind and arguments; None for ``release()``.
+
+    Raises:
+        ValueError: There is no rule of that name, or an argument is out of range.
+        TypeError: It is something else, or an argument is unknown.
+    """
+    return NoDeadLetterForJobErrors(resolve_failure_rule(on_failure))
+
+
+def may_dead_letter(rule: FailureRule) -> bool:
+    """Whether a failure rule of this package may send messages to the dead-letter queue; rules of users may not say."""
+    match rule:
+        case DeadLetterRule():
+            return True
+        case ByExceptionRule(rules=rules, otherwise=otherwise):
+            return any(map(may_dead_letter, (otherwise, *(each for _, each in rules))))
+        case NoDeadLetterForJobErrors(rule=inner):
+            return may_dead_letter(inner)
+        case _:
+            return False

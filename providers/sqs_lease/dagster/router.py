@@ -1,0 +1,488 @@
+"""A router: a sensor that receives messages, sorts them by what they say, and passes them on to runs.
+
+One evaluation does all of it, and nothing outlives it: it receives for some seconds, asks the user's functions which
+run each message goes to, writes the messages of each run down, extends them once by ``handoff_timeout``, forgets them,
+and asks for the runs. The run takes them up (``run_batch/routed.py``) and is their only holder from then on. The code
+server has no thread for it, and SQS keeps the lock: the lease itself. What each failure costs:
+
+| what happens | the messages |
+| --- | --- |
+| the daemon or the code server is killed while the router receives | visible after ``handoff_timeout`` |
+| it is killed when the batch is written, before Dagster has the run | the next evaluation asks for the same run |
+| the code location is reloaded | nothing: no process has state |
+| the run never starts, or its turn comes after ``handoff_timeout`` | visible after ``handoff_timeout`` |
+| a run comes too late | it fails, and says so; the router starts another run |
+
+**Once.** The run key is the id of the batch, so that Dagster starts one run for it, however often it is asked for. A
+message that is received again is in another batch, with a run of its own.
+
+Dagster's web UI can *test* a sensor, which evaluates it for real, and drops the runs that it asks for. So only an
+evaluation by the daemon receives; any other one says what it would do. From queues in memory (``sqs_lease.testing``)
+every evaluation receives, so that a unit test can evaluate the sensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import dagster as dg
+
+from sqs_lease import blocking
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.core.calls import Verdict
+from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.core.events import Outcome
+from sqs_lease.core.failure_rules import Delete, Release, Settlement
+from sqs_lease.core.group_order import hold_back
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.specs import OnFailure
+from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
+from sqs_lease.dagster.access_errors import access_to
+from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
+from sqs_lease.dagster.dispatch import (
+    AssetKeys,
+    Destination,
+    Dispatch,
+    Dispatcher,
+    Part,
+    Undispatched,
+    divided,
+    read_run,
+    undispatched_text,
+    write_run,
+)
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.retries import failure_rule
+from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
+from sqs_lease.dagster.run_batch.routed import (
+    HANDOFF_SECONDS,
+    ROUTED_QUEUE_TAG,
+    ROUTED_TAG,
+    check_private_workspace,
+    is_over,
+    read_written,
+    write_leases,
+)
+from sqs_lease.dagster.run_batch.run_folders import LEFT_OVER_AFTER_SECONDS, check_workspace, workspace_path
+from sqs_lease.dagster.targets import (
+    MOST_RUNS_AT_ONCE,
+    Job,
+    RunConfig,
+    Target,
+    add_requests,
+    jobs_of_a_list,
+    target_argument,
+)
+from sqs_lease.keeper.batch import Batch
+from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.open_queue import OpenQueue
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.validation import FIFO_SUFFIX, check_whole_number
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_WAIT_SECONDS: Final = 5.0
+"""How long an evaluation waits for a first message, unless told otherwise: Dagster evaluates again soon."""
+
+LONGEST_RECEIVE_SECONDS: Final = 30.0
+"""How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
+
+TICK_SECONDS: Final = 50.0
+"""How long an evaluation may take: what one received that the daemon gave up would go to no run."""
+
+ROUTER_TAG: Final = "sqs_lease/router"
+"""The tag of a router's runs: the router's name."""
+
+_BATCH_ID: Final = re.compile("[0-9a-f]{32}")
+_UNFINISHED: Final = (
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+
+
+class RouterError(RuntimeError):
+    """Messages went to no run, and no run tells of them; the text names the queue, and says why."""
+
+
+@preview("It was tried on one machine, with a few runs at once: see docs/dagster-runs.md.")
+def build_sqs_router(
+    name: str,
+    queue: SqsQueueResource,
+    target: Target,
+    *,
+    workspace: str,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    wait: Duration = EVALUATION_WAIT_SECONDS,
+    linger: Duration = DEFAULT_LINGER_SECONDS,
+    on_failure: OnFailure | None = None,
+    max_batches: int = 1,
+    handoff_timeout: Duration = HANDOFF_SECONDS,
+    job: Callable[[Message], str | Job] | None = None,
+    partition_key: str | Callable[[Message], str | None] | None = None,
+    asset_selection: Callable[[Message], AssetKeys | None] | None = None,
+    run_config: RunConfig | Callable[[Message], RunConfig | None] | None = None,
+    run_tags: Mapping[str, str] | Callable[[Message], Mapping[str, str] | None] | None = None,
+    minimum_interval_seconds: int = 10,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    description: str | None = None,
+) -> dg.SensorDefinition:
+    """Build a sensor that receives messages, sorts them by what they say, and starts a run for each part of them.
+
+    The run gets its messages by ``queue.lease(context)`` (:meth:`SqsQueueResource.lease`) in one of its steps, or by
+    ``sqs_lease_executor`` in all of them. From then on the run alone holds them: how they are extended and what becomes
+    of failed ones are arguments of ``lease()`` or the executor. A retry of the step, or of the run, works on what the
+    attempt before it left.
+
+    With functions of a message, messages with the same answers go to the same run. A message on which a function
+    raises an exception, or with an answer that there can be no run for, is settled by ``on_failure`` by itself. Other
+    exceptions than the function's own are a :class:`DispatchError <sqs_lease.dagster.dispatch.DispatchError>` for
+    ``by_exception``. On a FIFO queue, messages of one group that go to different runs are worked on in their order.
+
+    It is a preview in Dagster's sense: it may change in any release.
+
+    Args:
+        name: The sensor's name; also the name of its directory in the workspace.
+        queue: The queue.
+        target: What the runs execute: a job, a list of jobs of which ``job`` chooses, or assets, as ``target`` of
+            :class:`dagster.SensorDefinition`.
+        workspace: A directory that the code server and all runs share, as an absolute path. Its files have receipt
+            handles in them: keep it as private as the queue. The extra ``manifest`` is needed.
+        max_messages: Most messages of an evaluation; 10 by default.
+        wait: How long an evaluation waits for a first message; 5 s by default.
+        linger: How long it waits for more once one came; 1 s by default. 0 takes what the first answer brought. With
+            ``wait`` at most 30 s.
+        on_failure: What becomes of messages that can go to no run: a rule such as ``dead_letter()``, its name, or a
+            mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
+        max_batches: Nothing is received while so many of its runs are queued or under way; 1 by default. One
+            evaluation may ask for more runs than that.
+        handoff_timeout: How long messages wait for their run; 5 minutes by default, 1 s to 12 hours. It is the
+            visibility timeout to receive with. Then they are visible again.
+        job: A function that tells which of the jobs a message is for, by its name or itself.
+        partition_key: The partition to run, or a function that tells it from a message; None for none. A partition of
+            a dynamic partitions definition is added.
+        asset_selection: A function that tells which assets of the target a message is for; None for all of them.
+        run_config: The runs' configuration, or a function that makes it from a message.
+        run_tags: Tags of the runs, or a function that makes them from a message.
+        minimum_interval_seconds: Least time between two evaluations, 10 by default.
+        default_status: Whether the sensor runs without being switched on; it does not, by default.
+        description: What the web UI says of it.
+
+    Raises:
+        ValueError: An argument is out of range, ``job`` does not fit the target, or the workspace is in an object
+            store.
+        TypeError: An argument is of another type.
+        ModuleNotFoundError: The extra ``manifest`` is not installed.
+    """
+    whose = f"router {name!r}"
+    check_queue_resource(queue, whose)
+    require_manifests(whose, "dagster,manifest")
+    check_workspace(workspace, whose)
+    check_private_workspace(workspace, whose)
+    check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
+    handoff_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
+    options = LeaseOptions.of(
+        max_messages=max_messages,
+        wait=wait,
+        linger=linger,
+        visibility=handoff_seconds,
+        on_failure=failure_rule(on_failure),
+    )
+    longest = options.wait_seconds + options.linger_seconds
+    if longest > LONGEST_RECEIVE_SECONDS:
+        raise ValueError(
+            f"{whose}: wait and linger are {longest:g} s together, and may be at most "
+            f"{LONGEST_RECEIVE_SECONDS:g} s, because Dagster gives up an evaluation after 60 s"
+        )
+    jobs = jobs_of_a_list(target)
+    if (job is None and len(jobs) > 1) or (job is not None and not jobs):
+        raise ValueError(f"{whose}: give job= with a list of several jobs as target, and only then")
+    dispatch = Dispatch(job, partition_key, asset_selection, run_config, run_tags, jobs)
+    router = _Router(name, queue, f"{workspace.rstrip('/')}/{name}", options, handoff_seconds, max_batches, dispatch)
+
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return router.evaluate(context, made)
+
+    made = dg.SensorDefinition(
+        name,
+        evaluation_fn=evaluate,
+        **target_argument(target),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description=description or "Receives messages, sorts them, and starts runs that work on them.",
+    )
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A run to ask for: its batch, the batch's directory, and which run it is to be."""
+
+    batch_id: str
+    uri: str
+    destination: Destination
+
+
+@dataclass(slots=True)
+class _Received:
+    """What one evaluation received: the runs to ask for, and why messages go to none."""
+
+    requests: list[_Request] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Router:
+    """See :func:`build_sqs_router` for each."""
+
+    name: str
+    queue: SqsQueueResource
+    uri: str
+    options: LeaseOptions
+    handoff_seconds: float
+    max_batches: int
+    dispatch: Dispatch
+
+    def evaluate(self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition) -> dg.SensorResult:
+        queue = self.queue.process_config_and_initialize()
+        if not is_tick_of_the_daemon(context) and not _is_in_memory(queue):
+            return self._tried_out(queue)
+        dispatcher = Dispatcher(made, self.dispatch, context)
+        dispatcher.check()
+        waiting = self._waiting(context.instance, dispatcher)
+        under_way = self._count_under_way(context.instance)
+        if waiting or under_way >= self.max_batches:
+            reason = f"{under_way} of its runs are queued or under way"
+            return self._asking_for(_Received(waiting), dispatcher, context, reason)
+        queue.refuse_without_dead_letter_queue(self.options.on_failure)
+        try:
+            with access_to(queue):
+                received = asyncio.run(_within(self._receive(queue, dispatcher), queue.queue))
+        except SqsError as error:
+            return self._unreachable(error, context)
+        return self._asking_for(received, dispatcher, context, f"No message came from {queue.queue}")
+
+    def _asking_for(
+        self, received: _Received, dispatcher: Dispatcher, context: dg.SensorEvaluationContext, reason: str
+    ) -> dg.SensorResult:
+        asked: list[dg.RunRequest] = []
+        partitions: list[Mapping[str, str]] = []
+        # Dagster launches one after the other, each in about 3 s. The others are found by the next evaluation.
+        for request in received.requests[:MOST_RUNS_AT_ONCE]:
+            tags = {ROUTED_TAG: request.uri, ROUTED_QUEUE_TAG: self.queue_name(), ROUTER_TAG: self.name}
+            run, added = dispatcher.run_request(request.destination, run_key=request.batch_id, tags=tags)
+            asked.append(run)
+            partitions.append(added)
+        for failure in received.failures:
+            context.log.error(failure)
+        if received.failures and not asked:
+            raise RouterError(f"router {self.name} on {self.queue.queue}: {'; '.join(received.failures)}")
+        return dg.SensorResult(
+            run_requests=asked,
+            skip_reason=None if asked else reason,
+            cursor="",
+            dynamic_partitions_requests=add_requests(partitions),
+        )
+
+    def _unreachable(self, error: SqsError, context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        """Skip what passes by itself, for ten minutes at most; the cursor has since when it lasts."""
+        now = time.time()
+        cursor = context.cursor or ""
+        since = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else now
+        if error.verdict is Verdict.REFUSED or now - since >= UNREADABLE_SECONDS:
+            raise error
+        return dg.SensorResult(skip_reason=f"Nothing was received: {error}", cursor=str(since))
+
+    def _tried_out(self, queue: SqsQueueResource) -> dg.SensorResult:
+        attributes = queue.attributes()
+        return dg.SensorResult(
+            skip_reason=(
+                "This is a test, so nothing was received. The router would receive up to "
+                f"{self.options.max_messages} of about {attributes.visible} messages of {queue.queue}, and ask for runs"
+            )
+        )
+
+    def queue_name(self) -> str:
+        """The queue, as the resource has it now."""
+        return self.queue.process_config_and_initialize().queue
+
+    # What earlier evaluations wrote
+
+    def _count_under_way(self, instance: dg.DagsterInstance) -> int:
+        filters = dg.RunsFilter(tags={ROUTER_TAG: self.name}, statuses=list(_UNFINISHED))
+        return len(instance.get_run_records(filters, limit=self.max_batches))
+
+    def _waiting(self, instance: dg.DagsterInstance, dispatcher: Dispatcher) -> list[_Request]:
+        """The batches that were written and have no run yet; what is of no use any more is removed."""
+        waiting: list[_Request] = []
+        for path in listed(workspace_path(self.uri)):
+            if not _BATCH_ID.fullmatch(path.name):
+                continue
+            folder, uri = BatchFolder(path), f"{self.uri}/{path.name}"
+            written = read_written(folder)
+            destination = None if written is None else read_run(folder)
+            if written is None or destination is None or is_over(written):
+                if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
+                    folder.remove()
+                continue
+            if dispatcher.why_not(destination) or _has_run(instance, uri):
+                # Where there can be no such run any more, the messages come back by themselves.
+                continue
+            waiting.append(_Request(path.name, uri, destination))
+        return waiting
+
+    # Receiving
+
+    async def _receive(self, queue: SqsQueueResource, dispatcher: Dispatcher) -> _Received:
+        options = self.options
+        opened = OpenQueue(blocking.open_transport(queue.client(), queue.queue), queue.queue, options.policy)
+        asking = ThreadPoolExecutor(1, f"sqs-lease router {self.name}")
+        try:
+            await opened.open()
+            held = opened.keeper.open_batch(opened.queue_url, policy=opened.policy, on_failure=options.on_failure)
+            try:
+                collected = await opened.receiver.collect(
+                    options.max_messages,
+                    wait=options.wait_seconds,
+                    linger=options.linger_seconds,
+                    on_received=lambda reception: held.add(
+                        reception.messages, received_at=reception.received_at, sent_at=reception.sent_at
+                    ),
+                )
+                if collected.error is not None and collected.messages:
+                    logger.warning("Took %d messages only: %s", len(collected.messages), collected.error)
+                return await self._sorted(held, opened.keeper, dispatcher, asking)
+            except BaseException:
+                if held.count_held():
+                    await held.release_all()
+                raise
+        finally:
+            asking.shutdown(wait=False, cancel_futures=True)
+            await opened.close()
+
+    async def _sorted(
+        self, held: Batch, keeper: Keeper, dispatcher: Dispatcher, asking: ThreadPoolExecutor
+    ) -> _Received:
+        """Give each message to a run, write the runs' batches down, and pass them on."""
+        messages = held.messages()
+        if not messages:
+            return _Received()
+        # In a thread, so that a function that hangs does not keep the time limit from ending it.
+        answers = await asyncio.get_running_loop().run_in_executor(
+            asking, partial(dispatcher.variables.run, dispatcher.ask, messages)
+        )
+        settled, failures = _settled(held, messages, answers)
+        chosen = [
+            (message, answer)
+            for message, answer in zip(messages, answers, strict=True)
+            if isinstance(answer, Destination) and message.receipt not in settled
+        ]
+        parts, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
+        requests = [_Request(batch_id := uuid4().hex, f"{self.uri}/{batch_id}", part.destination) for part in parts]
+        folders = [BatchFolder(workspace_path(request.uri)) for request in requests]
+        try:
+            for request, part, folder in zip(requests, parts, folders, strict=True):
+                await asyncio.to_thread(_write_messages, folder, request, part, held.queue_url)
+            ends = await held.settle({**settled, **{message.receipt: Release() for message in behind}})
+            refused = [end.detail for end in ends.values() if end.outcome is Outcome.FAILED]
+            if refused:
+                failures.append(f"{len(refused)} messages could not be settled: {'; '.join(dict.fromkeys(refused))}")
+            written = await held.pass_on(self.handoff_seconds)
+            try:
+                await asyncio.to_thread(_write_leases, requests, parts, folders, written)
+            except BaseException:
+                # No run is told of them, so they are ours still.
+                again = keeper.open_batch(held.queue_url, policy=self.options.policy)
+                again.adopt(written)
+                await again.release_all()
+                raise
+        except BaseException:
+            for folder in folders:
+                await asyncio.to_thread(folder.remove)
+            raise
+        return _Received(requests, failures)
+
+
+async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
+    """Receive within the time that the daemon allows.
+
+    Raises:
+        TimeoutError: It took too long; what was received is visible again.
+    """
+    try:
+        async with asyncio.timeout(TICK_SECONDS) as limit:
+            return await receiving
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(
+            f"the evaluation of a router on {queue} took longer than {TICK_SECONDS:g} s, so it was given up, and what "
+            "it received is visible again. Check that its functions, its workspace and SQS answer in time"
+        ) from None
+
+
+def _settled(
+    held: Batch, messages: Sequence[Message], answers: Sequence[Destination | Undispatched]
+) -> tuple[dict[Receipt, Settlement], list[str]]:
+    """What becomes of messages that go to no run, and of what is behind them in their groups; and why, for people."""
+    alike: dict[Undispatched, list[Receipt]] = {}
+    for message, answer in zip(messages, answers, strict=True):
+        if isinstance(answer, Undispatched):
+            alike.setdefault(answer, []).append(message.receipt)
+    settled: dict[Receipt, Settlement] = {}
+    failures = []
+    for why, receipts in alike.items():
+        settled |= held.failing(why.reason, receipts, errors=why.errors)
+        failures.append(undispatched_text(why, receipts, settled))
+    if settled and held.queue_url.endswith(FIFO_SUFFIX):
+        whole = {message.receipt: settled.get(message.receipt, Delete()) for message in messages}
+        carried_out = hold_back(whole, held.leases(), lambda _: None)
+        settled |= {receipt: one for receipt, one in carried_out.items() if one != whole[receipt]}
+    return settled, failures
+
+
+def _write_messages(folder: BatchFolder, request: _Request, part: Part, queue_url: str) -> None:
+    folder.create(batch_id=request.batch_id, queue_url=queue_url, messages=part.messages)
+    write_run(folder, request.destination)
+
+
+def _write_leases(
+    requests: Sequence[_Request], parts: Sequence[Part], folders: Sequence[BatchFolder], written: WrittenBatch
+) -> None:
+    leases = {lease.receipt.message_id: lease for lease in written.leases}
+    for request, part, folder in zip(requests, parts, folders, strict=True):
+        ids = [message.message_id for message in part.messages]
+        mine = tuple(leases[message_id] for message_id in ids if message_id in leases)
+        write_leases(folder, WrittenBatch(request.batch_id, written.written_at, mine))
+
+
+def _has_run(instance: dg.DagsterInstance, uri: str) -> bool:
+    return bool(instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: uri}), limit=1))
+
+
+def _age_seconds(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def _is_in_memory(queue: SqsQueueResource) -> bool:
+    """Whether nothing real can be received."""
+    transport = blocking.open_transport(queue.client(), queue.queue)
+    try:
+        return getattr(transport, "is_in_memory", False)
+    finally:
+        asyncio.run(transport.aclose())

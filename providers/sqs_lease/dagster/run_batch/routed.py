@@ -1,0 +1,185 @@
+"""A batch that a router wrote down for one run, and its holder from then on: by the one rule of passing a batch on.
+
+The router receives, writes the batch down, extends it once and forgets it. The run takes it up when its first
+``lease(context)`` or its executor begins, and relies only on what has not passed its deadline. If a step fails that is
+tried again, it writes down what is left in the same way, and the next attempt takes that up.
+
+Beside the messages (``folder.py``) there are two files in the directory:
+
+- ``run.json``: the run that the batch goes to, so that it can be asked for once more.
+- ``leases.json``: the leases as they were passed on (:class:`sqs_lease.keeper.plain_leases.WrittenBatch`). It is
+  written last, and removed by the one that takes the batch up. Removing a file of a local directory is atomic, so of
+  two that want it, one gets it. It has receipt handles in it: only its owner can read it, and a directory of an object
+  store, where others might, is refused.
+
+The directory is removed when all of the batch is settled. What a crash leaves costs nothing: SQS makes the messages
+visible when their deadline has passed, and the router removes the directory a day later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import dagster as dg
+
+from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.core.messages import Message
+from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.leased_batch import is_same_queue
+from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
+
+logger = logging.getLogger(__name__)
+
+ROUTED_TAG: Final = "sqs_lease/routed_batch"
+"""The tag of a router's run: the directory of its batch."""
+
+ROUTED_QUEUE_TAG: Final = "sqs_lease/routed_queue"
+"""Another tag of it: the queue of the batch, as the router has it."""
+
+LEASES: Final = "leases.json"
+
+HANDOFF_SECONDS: Final = 300.0
+"""How long a batch that is passed on lasts, unless the router says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedBatch:
+    """The batch of a run that a router asked for.
+
+    Attributes:
+        folder: Its directory.
+        run_id: The run, for errors.
+    """
+
+    folder: BatchFolder
+    run_id: str
+
+    def take_up(self) -> tuple[WrittenBatch, tuple[Message, ...]]:
+        """Take the batch up: what is written, and its messages with their receipts.
+
+        Raises:
+            BatchFolderError: It is gone: it was taken up or settled before, or this came too late for it.
+            ModuleNotFoundError: The extra ``manifest`` is not installed.
+        """
+        require_manifests("The batch of a run", "dagster,manifest")
+        written = read_written(self.folder)
+        if written is None or not _take(self.folder):
+            raise BatchFolderError(
+                f"the batch of run {self.run_id} at {self.folder} is not there to be taken up: it was settled, or "
+                "another step of the run has it. Where several steps work on one batch, give their job "
+                "sqs_lease_executor. What was not done is visible in the queue, and the router starts another run"
+            )
+        if is_over(written):
+            raise BatchFolderError(
+                f"run {self.run_id} came too late for its batch at {self.folder}: its messages were visible again by "
+                "then, and the router starts another run for them. Raise handoff_timeout of the router above the time "
+                "that runs wait in the queue of runs, or lower max_batches"
+            )
+        contents = {message.message_id: message for message in self.folder.manifest().messages}
+        receipts = [lease.receipt for lease in written.leases]
+        messages = [
+            replace(contents[receipt.message_id], receipt=receipt)
+            for receipt in receipts
+            if receipt.message_id in contents
+        ]
+        return written, tuple(messages)
+
+    def remove(self) -> None:
+        """Remove the directory, because all of the batch is settled. What cannot be removed is logged."""
+        try:
+            self.folder.remove()
+        except OSError as error:
+            logger.warning("%s cannot be removed (%s: %s)", self.folder, type(error).__name__, error)
+
+    def write(self, written: WrittenBatch) -> None:
+        """Write down what is passed on to the next attempt.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_leases(self.folder, written)
+
+
+def routed_batch(context: Context, queue: str) -> RoutedBatch | None:
+    """Return the batch that a router wrote for a run; None where there is none, or it is of another queue.
+
+    Args:
+        context: The context of an op or asset of the run.
+        queue: The queue's name, ARN or URL.
+
+    """
+    if step_key(context) is None:
+        return None
+    found = routed_batch_of(context.run)
+    return found if found is not None and is_same_queue(queue, context.run.tags.get(ROUTED_QUEUE_TAG, queue)) else None
+
+
+def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
+    """Return the batch that a router wrote for a run; None where there is none.
+
+    Args:
+        run: The run.
+    """
+    uri = run.tags.get(ROUTED_TAG)
+    return None if uri is None else RoutedBatch(BatchFolder(workspace_path(uri)), run.run_id)
+
+
+def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
+    """Write the leases of a batch whose messages are written already.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    folder.put(LEASES, written.encode().encode())
+
+
+def read_written(folder: BatchFolder) -> WrittenBatch | None:
+    """Read the leases of a batch; None where they were taken up, or never written, or are something else.
+
+    Raises:
+        OSError: They cannot be read, and may be later.
+    """
+    content = folder.get(LEASES)
+    if content is None:
+        return None
+    try:
+        return WrittenBatch.decode(content.decode())
+    except ValueError:
+        # Not the error itself: it may quote a receipt handle.
+        return None
+
+
+def is_over(written: WrittenBatch) -> bool:
+    """Whether all leases of a batch have passed their deadline, by this machine's calendar; there may be none."""
+    return bool(written.leases) and all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
+
+
+def _take(folder: BatchFolder) -> bool:
+    try:
+        (Path(folder.path) / LEASES).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def check_private_workspace(workspace: str, whose: str) -> None:
+    """Check that a workspace is a directory: receipt handles are written there, and must not be readable by others.
+
+    Args:
+        workspace: A URI or an absolute path.
+        whose: What it is the workspace of, for the error.
+
+    Raises:
+        ValueError: It is of an object store.
+    """
+    if "://" in workspace and not workspace.startswith("file://"):
+        raise ValueError(
+            f"workspace of {whose} must be a directory that the code server and its runs share, not {workspace!r}: the "
+            "receipt handles of messages are written there, and who may read an object store may delete the messages"
+        )
