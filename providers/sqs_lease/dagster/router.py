@@ -319,7 +319,8 @@ class _Router:
 
     def queue_name(self) -> str:
         """The queue, as the resource has it now."""
-        return self.queue.process_config_and_initialize().queue
+        resource: SqsQueueResource = self.queue.process_config_and_initialize()
+        return resource.queue
 
     # What earlier evaluations wrote
 
