@@ -391,10 +391,8 @@ class _OpenLease:
             # The garbage collector may close a generator in any thread, also in this lease's own: none must wait here.
             self._dropped()
             return
-        interrupted = error is not None and not isinstance(error, Exception)
         try:
-            settlements = self.session.last_settlements(error)
-            self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
+            self._finish(error)
         except BaseException as failure:
             self.session.end_failed(failure)
             if error is None or not isinstance(failure, Exception):
@@ -408,14 +406,17 @@ class _OpenLease:
             self._end()
         self.session.conclude(error)
 
+    def _finish(self, error: BaseException | None) -> None:
+        interrupted = error is not None and not isinstance(error, Exception)
+        settlements = self.session.last_settlements(error)
+        self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
+
     def end_by(self, error: BaseException | None) -> list[Exception]:
         """Settle what is left by how the work ended, and end; return what was not as asked."""
         if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
             return []
-        interrupted = error is not None and not isinstance(error, Exception)
         try:
-            settlements = self.session.last_settlements(error)
-            self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
+            self._finish(error)
         except Exception as failure:
             logger.exception("The messages of %s were not settled", self.session.queue)
             self.session.end_failed(failure)
