@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import airflow
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from airflow import plugins_manager, settings
 
