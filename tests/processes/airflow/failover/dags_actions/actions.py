@@ -23,6 +23,8 @@ CLOSED = "closed"
 """A pool that never has slots."""
 
 HANDOFF_SECONDS = 15
+HANDED_VISIBILITY_SECONDS = 12
+"""Shorter than the hand-off: a lease that lasts longer is left alone."""
 SHORT_VISIBILITY_SECONDS = 21
 RUN_TIMEOUT_SECONDS = 110
 DEFERRAL_SECONDS = 25
@@ -105,7 +107,11 @@ def sensor_deferral() -> None:
 @dag(schedule=None)
 def keeper_deferral() -> None:
     sensor = SqsLeaseSensor(
-        task_id="orders", queue_url="keeper_deferral", max_messages=2, visibility=SHORT_VISIBILITY_SECONDS
+        task_id="orders",
+        queue_url="keeper_deferral",
+        max_messages=2,
+        visibility=SHORT_VISIBILITY_SECONDS,
+        handoff_timeout=HANDOFF_SECONDS,
     )
     operators_dag("keeper_deferral", sensor, ImpatientKeeper)
 
@@ -114,7 +120,12 @@ def keeper_deferral() -> None:
 def dag_paused() -> None:
     """Its sensor waits for a second message, which comes when the DAG is paused."""
     sensor = SqsLeaseSensor(
-        task_id="orders", queue_url="dag_paused", max_messages=2, linger=300, handoff_timeout=HANDOFF_SECONDS
+        task_id="orders",
+        queue_url="dag_paused",
+        max_messages=2,
+        linger=300,
+        visibility=HANDED_VISIBILITY_SECONDS,
+        handoff_timeout=HANDOFF_SECONDS,
     )
     operators_dag("dag_paused", sensor, SqsLeaseKeeperOperator)
 
@@ -124,7 +135,13 @@ def never_kept(name: str) -> None:
 
     @dag(dag_id=name, schedule=None)
     def without_keeper() -> None:
-        sensor = SqsLeaseSensor(task_id="orders", queue_url=name, max_messages=2, handoff_timeout=HANDOFF_SECONDS)
+        sensor = SqsLeaseSensor(
+            task_id="orders",
+            queue_url=name,
+            max_messages=2,
+            visibility=HANDED_VISIBILITY_SECONDS,
+            handoff_timeout=HANDOFF_SECONDS,
+        )
         operators_dag(name, sensor, SqsLeaseKeeperOperator, pool=CLOSED)
 
     without_keeper()
