@@ -279,7 +279,9 @@ def test_a_users_function_answers_about_any_message_or_fails_for_that_one_withou
     function = getattr(filter_functions, name)
     made = MessageFilter.of(CALLABLE, None, f"{filter_functions.__name__}.{name}")
     assert made is not None
-    answer = said_by(lambda: answer_of(made.matcher(), made.asks_about(message)))
+    matches = made.matcher()
+    # An attribute for which JSON has no value is found when the function is to be given it.
+    answer = said_by(lambda: answer_of(lambda _: matches(made.asks_about(message)), {}))
     assert CONTENT not in str(answer)
     if isinstance(answer, bool):
         assert answer == function(copy.deepcopy(message).as_dict())
