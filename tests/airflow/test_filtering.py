@@ -31,8 +31,8 @@ from sqs_lease.core.failure_rules import backoff, dead_letter, discard, expire, 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState
-from tests.airflow import filter_functions
-from tests.airflow.filter_functions import wait_for
+from tests.airflow import filtering_functions as functions
+from tests.airflow.filtering_functions import wait_for
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
@@ -539,7 +539,7 @@ def test_the_trigger_takes_only_messages_with_the_attribute(world: LeasedMessage
 
 
 def by(function: str) -> dict[str, Any]:
-    made = MessageFilter.of("callable", None, f"{filter_functions.__name__}.{function}")
+    made = MessageFilter.of("callable", None, f"{functions.__name__}.{function}")
     assert made is not None
     return asdict(made)
 
@@ -556,19 +556,25 @@ def test_the_trigger_takes_only_messages_for_which_the_function_returns_true(wor
     ("options", "text"),
     [
         ({"message_filtering_config": None}, "needs the dotted path of a function"),
-        ({"message_filtering_config": filter_functions.is_b}, "needs the dotted path of a function"),
+        ({"message_filtering_config": functions.is_b}, "needs the dotted path of a function"),
         ({"message_filtering_config": "no_such_package.wanted"}, "'no_such_package.wanted', cannot be imported"),
         (
-            {"message_filtering_config": f"{filter_functions.__name__}.no_such_function"},
+            {"message_filtering_config": f"{functions.__name__}.no_such_function"},
             "cannot be imported .* plugins folder",
         ),
-        ({"message_filtering_config": f"{filter_functions.__name__}.PUBLISHED_KEYS"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{filter_functions.__name__}.is_asynchronous"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{filter_functions.__name__}.AnyMessage"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{filter_functions.__name__}.asynchronous_object"}, "not an ordinary function"),
-        ({"message_filtering_config": f"{filter_functions.__name__}.yields"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{functions.__name__}.PUBLISHED_KEYS"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{functions.__name__}.is_asynchronous"}, "not an ordinary function"),
+        ({"message_filtering_config": f"{functions.__name__}.AnyMessage"}, "not an ordinary function"),
         (
-            {"message_filtering_config": f"{filter_functions.__name__}.is_b", "message_filtering_match_values": ["b"]},
+            {"message_filtering_config": f"{functions.__name__}.asynchronous_object"},
+            "not an ordinary function",
+        ),
+        ({"message_filtering_config": f"{functions.__name__}.yields"}, "not an ordinary function"),
+        (
+            {
+                "message_filtering_config": f"{functions.__name__}.is_b",
+                "message_filtering_match_values": ["b"],
+            },
             "takes no message_filtering_match_values",
         ),
     ],

@@ -219,7 +219,7 @@ def test_a_callback_in_a_dag_file_that_is_named_otherwise_is_let_through(monkeyp
     assert encoded == {"path": "unusual_prefix_1_shop.tell", "kwargs": {}}
 
 
-def test_without_the_open_dag_airflow_itself_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_open_dag_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "DagContext", None)
     with (
         DAG("shop", schedule=None, default_args={"sqs_queue": "orders"}),

@@ -28,7 +28,7 @@ wrong:
                                         DAG files
     airflow.sdk.listener                a worker ends a keeper where         the triggerer ends it, so such listeners
                                         listeners hear of its success        do not hear of it
-    DagContext                          names options of ``SqsSensor`` in    Airflow says that queue_url is missing
+    DagContext                          names options of ``SqsSensor`` in    the error says that queue_url is missing
                                         a DAG's ``default_args``
 
 ``RuntimeTaskInstance`` is not in ``airflow.sdk`` itself, but the triggers of Airflow's own providers call its methods.
