@@ -28,11 +28,14 @@ def check(message: dict[str, Any]) -> None:
 
 @dag(schedule=None)
 def orders() -> None:
+    visibility_seconds = float(os.environ["SKELETON_VISIBILITY_SECONDS"])
     with sqs_lease(
         "orders",
         queue_url="airflow-skeleton",
         max_messages=int(os.environ["SKELETON_MESSAGES"]),
-        visibility=float(os.environ["SKELETON_VISIBILITY_SECONDS"]),
+        visibility=visibility_seconds,
+        # No longer, so that the keeper has to extend them.
+        handoff_timeout=visibility_seconds,
     ) as messages:
         check.expand(message=messages)
 
