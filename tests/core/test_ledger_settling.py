@@ -185,7 +185,19 @@ class TestSettling:
         assert last > 60
         assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "no")]
 
-    @pytest.mark.parametrize("settlement", [Delete(), Release(), DeadLetter("failed")])
+    def test_a_dead_letter_that_the_service_refuses_is_released_and_its_outcome_is_that_it_failed(self) -> None:
+        (receipt,) = held = receipts(1)
+        ledger = ledger_with(*held)
+        ledger.settle(receipt, DeadLetter("failed"), 5)
+        call = only(ledger.due(5))
+        ledger.report(call, answers(call, Verdict.REFUSED, text="denied"), 6)
+        release = only(ledger.due(6))
+        assert isinstance(release, ReleaseCall)
+        ledger.report(release, answers(release, Verdict.DONE), 6)
+        assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "denied")]
+        assert ledger.due(1_000) == []
+
+    @pytest.mark.parametrize("settlement", [Delete(), Release()])
     def test_a_settlement_that_the_service_refuses_ends_at_once(self, settlement: Settlement) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)

@@ -181,7 +181,7 @@ class Entry(Struct, eq=False, gc=False):
     behind: bool = False  # its delete waits for earlier messages of its group; the lease is extended meanwhile
     goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
     forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
-    forward_refused: str = ""  # why the dead-letter queue did not take it; it is released instead
+    forward_refused: str | None = None  # why the dead-letter queue did not take it; it is released instead
     delete_unanswered: bool = False  # a delete may have been carried out: no answer came
     settle_by: float = -math.inf  # until when its settlement may wait for others to fill its call
     failed_by: str = "its turn never came: for a minute SQS carried out no settlement of the queue"
@@ -952,7 +952,7 @@ class Ledger:
             self._forwards.push(entry)
 
     def _end(self, entry: Entry, outcome: Outcome, detail: str = "") -> None:
-        if entry.forward_refused and outcome in (Outcome.RELEASED, Outcome.EXPIRED):
+        if entry.forward_refused is not None and outcome in (Outcome.RELEASED, Outcome.EXPIRED):
             outcome, detail = Outcome.FAILED, entry.forward_refused
         self._events.append(Settled(entry.receipt, outcome, detail))
         self._remove(entry, done=outcome in (Outcome.DELETED, Outcome.DEAD_LETTERED))
