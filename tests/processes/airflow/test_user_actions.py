@@ -170,8 +170,16 @@ CASES = [
     Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
     Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 35 + LOADED_SECONDS),
     Case("keeper_deferral", When.KEPT, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 60 + LOADED_SECONDS),
-    Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS),
-    Case("dag_paused", When.RECEIVED, paused, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS, 1),
+    Case("pool_full", When.HANDED, nothing, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS, HANDOFF_SECONDS - 1),
+    Case(
+        "dag_paused",
+        When.RECEIVED,
+        paused,
+        Outcome.RETURNED,
+        HANDOFF_SECONDS + LOADED_SECONDS,
+        HANDOFF_SECONDS - 1,
+        1,
+    ),
     Case("dag_deleted", When.HANDED, deleted, Outcome.RETURNED, HANDOFF_SECONDS + LOADED_SECONDS),
     Case("task_killed", When.WORKING, killed(1), Outcome.RETURNED, LOADED_SECONDS),
     Case(
