@@ -457,6 +457,26 @@ def test_messages_are_released_when_a_user_marks_the_keeper_and_airflow_answers_
     assert not world.events(AuditKind.CHANGED)
 
 
+@pytest.mark.parametrize("user_actions", TOLD, indirect=True)
+def test_messages_are_released_when_a_user_marks_the_keeper_and_airflow_answers_half_a_minute_later(
+    world: LeasedMessages,
+) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(policy=Growing(visibility=30))
+        await asyncio.sleep(5)
+        world.supervisor.silent = True
+        world.states[KEEP.task_id] = "success"
+        ending = asyncio.create_task(running.cancel(USER_ACTION))
+        await asyncio.sleep(35)
+        assert world.message_states() == ALL_HELD
+        world.supervisor.silent = False
+        await ending
+        await asyncio.sleep(20)
+        assert world.message_states() == ALL_VISIBLE
+
+    world.run(scenario)
+
+
 def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
@@ -617,7 +637,7 @@ def test_a_stalled_triggerer_that_comes_back_leaves_the_leases_to_the_one_that_t
 @pytest.mark.parametrize("user_actions", TOLD, indirect=True)
 def test_messages_are_left_alone_when_a_user_acts_and_airflow_does_not_say_how(world: LeasedMessages) -> None:
     async def scenario() -> None:
-        running = await world.receive_and_keep(policy=Growing(visibility=180))
+        running = await world.receive_and_keep(policy=Growing(visibility=600))
         await asyncio.sleep(5)
         world.supervisor.silent = True
         await running.cancel(USER_ACTION)

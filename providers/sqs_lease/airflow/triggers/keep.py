@@ -32,6 +32,7 @@ from sqs_lease.airflow.airflow_api.polling import (
     FailureSignals,
 )
 from sqs_lease.airflow.airflow_api.requests import (
+    PATIENCE_SECONDS,
     CommsError,
     NoAnswerError,
     RunOfTask,
@@ -340,13 +341,24 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             batch.forget()
             return
         try:
-            kept = await self._kept_by(run_of(self.task_instance), handed)
+            kept = await self._kept_by_in_the_end(handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
             )
             kept = _Kept.ELSEWHERE
         await self._leave(batch, kept, handed, settler, keepers)
+
+    async def _kept_by_in_the_end(self, handed: HandedLease, keepers: TriggererKeepers) -> _Kept:
+        """Ask whose the batch is until there is an answer. The keeper holds it meanwhile."""
+        ends_at = keepers.clock.now() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._kept_by(run_of(self.task_instance), handed)
+            except NoAnswerError as error:
+                if keepers.clock.now() >= ends_at:
+                    raise
+                logger.warning("Asking again who keeps the messages: %s", error)
 
     async def _ended_by_user(self, batch: Batch) -> bool:
         """Do what :meth:`on_kill` does if a user acted on the task, where Airflow does not say so (before 3.3).
