@@ -37,7 +37,7 @@ def test_airflow_as_it_comes_has_nothing_that_bites() -> None:
     found = of_airflow()
 
     assert biting() == set()
-    assert "within 1 min; sensors receive with 3 min" in found["takeover"].what
+    assert "within 1 min; sensors receive with 7 min 30 s" in found["takeover"].what
     assert "apache-airflow 3." in found["versions"].what
     assert found["payload"].level is Level.NOTE
 
@@ -68,7 +68,7 @@ def test_a_long_takeover_is_a_note_with_its_price(monkeypatch: pytest.MonkeyPatc
     finding = of_airflow()["takeover"]
 
     assert finding.level is Level.NOTE
-    assert "10 min 30 s; sensors receive with 31 min 30 s" in finding.what
+    assert "10 min 30 s; sensors receive with 36 min" in finding.what
 
 
 def test_queues_of_triggerers_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_the_queue_and_its_dead_letter_queue_are_named(wire: Wire, ground: Groun
         "DeadLetterQueues": {
             "Sid": "DeadLetterQueues",
             "Effect": "Allow",
-            "Action": ["sqs:GetQueueUrl", "sqs:SendMessage"],
+            "Action": ["sqs:SendMessage"],
             "Resource": [ground.arn(dead)],
         },
     }

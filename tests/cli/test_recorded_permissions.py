@@ -136,6 +136,7 @@ def test_the_triggers_of_airflow(supervisor: ScriptedComms) -> None:
         world.states["load"] = "failed"
         await keeping.ended()
         # Another run, which succeeds.
+        world.supervisor.xcoms.clear()
         world.sqs.send(world.url, "d")
         await world.receive(triggerer)
         keeping = world.keep(triggerer)

@@ -31,7 +31,7 @@ from sqs_lease.cli.versions import base_versions
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
-from sqs_lease.sqs.validation import queue_reference
+from sqs_lease.sqs.validation import dead_letter_queue_url, queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -274,11 +274,7 @@ class _Examination:
             moving = _moving_findings(self._caller, queue.url, queue.arn, self._queue) if sources else []
             return replace(around, sources=sources), moving
         caller = QueueCaller(self._client, arn)
-        url = caller.url()
-        if url.error is not None:
-            denied = list(_dead_letter_permissions(arn, [permission_of("GetQueueUrl", url)]))
-            return around, denied or [_dead_letters_unknown(arn, url.error)]
-        dead_url = url.content["QueueUrl"]
+        dead_url = dead_letter_queue_url(queue.url, arn)
         sending = probe(caller, SENDING, url=dead_url, arn=arn)
         findings = [*_dead_letter_permissions(arn, sending), *_moving_findings(caller, dead_url, arn, self._queue)]
         attributes = caller.attributes(dead_url)
@@ -384,5 +380,5 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     return finding(
         "dead_letter_queue",
         f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
-        why="dead_letter() needs sqs:GetQueueUrl and sqs:SendMessage on it.",
+        why="dead_letter() needs sqs:SendMessage on it.",
     )

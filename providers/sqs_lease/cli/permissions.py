@@ -34,7 +34,7 @@ LEASE: Final = frozenset(
         "sqs:ReceiveMessage",
     }
 )
-DEAD_LETTER: Final = frozenset({"sqs:GetQueueUrl", "sqs:SendMessage"})
+DEAD_LETTER: Final = frozenset({"sqs:SendMessage"})
 FILES: Final = frozenset({"s3:DeleteObject", "s3:GetObject", "s3:PutObject"})
 
 RECORDED: Final[Mapping[str, Needs]] = {
@@ -45,7 +45,7 @@ RECORDED: Final[Mapping[str, Needs]] = {
     # Leases, sensors and checks, which count dead letters; workspace=.
     "dagster": {
         Place.QUEUE: LEASE,
-        Place.DEAD_LETTERS: DEAD_LETTER | {"sqs:GetQueueAttributes"},
+        Place.DEAD_LETTERS: DEAD_LETTER | {"sqs:GetQueueAttributes", "sqs:GetQueueUrl"},
         Place.FILES: FILES | {"s3:ListBucket"},
     },
     # The job: its submitter extends and settles the leases.

@@ -21,7 +21,7 @@ from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
-from sqs_lease.sqs.validation import FIFO_SUFFIX
+from sqs_lease.sqs.validation import FIFO_SUFFIX, dead_letter_queue_url
 
 logger = logging.getLogger(__name__)
 
@@ -400,9 +400,7 @@ class QueueDriver:
             if attributes.dead_letter_arn is None:
                 self._no_dead_letters_until = self._clock.now() + NO_DEAD_LETTERS_SECONDS
                 return None
-            # AWS has it in the queue's account and region; the region that another server names is of no use.
-            name = attributes.dead_letter_arn.rpartition(":")[2]
-            self._dead_letter_url = f"{self._queue_url.rpartition('/')[0]}/{name}"
+            self._dead_letter_url = dead_letter_queue_url(self._queue_url, attributes.dead_letter_arn)
         return self._dead_letter_url
 
     def _answered(self, call: Call, answers: Sequence[EntryAnswer]) -> None:

@@ -52,6 +52,15 @@ class QueueReference:
     account: str | None = None
 
 
+def dead_letter_queue_url(queue_url: str, dead_letter_arn: str) -> str:
+    """Return the URL of a queue's dead-letter queue, from the ARN in its redrive policy.
+
+    SQS wants both in one account and region. So they differ in their names only, and what other servers write into the
+    ARN as a region does not matter.
+    """
+    return f"{queue_url.rpartition('/')[0]}/{dead_letter_arn.rpartition(':')[2]}"
+
+
 def queue_reference(queue: str) -> QueueReference:
     """Read the parts of a queue's name, ARN or URL.
 
