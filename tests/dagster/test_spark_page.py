@@ -132,5 +132,4 @@ def test_a_pipes_client_gets_the_batch_as_a_file_and_its_report_settles_it(
     assert orders.deleted == 2
     (materialization,) = result.asset_materializations_for_node("orders")
     assert materialization.metadata["ingestion/rejected"].value == 1
-    assert materialization.metadata["sqs/deleted"].value == 2
     assert not list((tmp_path / "shared").iterdir())
