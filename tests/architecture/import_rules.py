@@ -58,15 +58,16 @@ CLOCKS_AND_INPUT_OUTPUT: Final = frozenset(
         "urllib",
     }
 )
-BASE: Final = frozenset({"core", "clock", "daemon_threads", "version", "sqs", "keeper"})
+BASE: Final = frozenset({"core", "clock", "daemon_threads", "inbox", "version", "sqs", "keeper"})
 BOTO: Final = frozenset({"aiobotocore", "boto3", "botocore"})
 
 LAYERS: Final = {
     "core": Layer(distributions=frozenset({"msgspec"}), no_standard=CLOCKS_AND_INPUT_OUTPUT),
     "clock": Layer(),
     "daemon_threads": Layer(),
+    "inbox": Layer(),
     "version": Layer(),
-    "sqs": Layer(layers=frozenset({"core", "clock", "daemon_threads", "version"}), distributions=BOTO),
+    "sqs": Layer(layers=frozenset({"core", "clock", "daemon_threads", "inbox", "version"}), distributions=BOTO),
     "keeper": Layer(layers=BASE, distributions=frozenset({"msgspec"}), late=frozenset({"opentelemetry"})),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     "asynchronous": Layer(layers=BASE | {"blocking"}),
