@@ -19,10 +19,10 @@ A success or failure is unknown until its report was read: the return value, or 
 Some need no reading: a task that leaves no return value, and a failed instance that concerns one message, where the
 exception does not matter.
 
-Airflow says ``skipped`` as well of work that had not begun when a user marked its run. That was not done, and no message
-is at fault. What tells the two apart is that a DAG skips a task for few reasons: the task skips itself while it runs,
-which its worker reports; tasks before it were skipped; a task before it chooses what runs, or it runs where others fail;
-or it is mapped over nothing. Where one of these may be the reason, there was nothing to do.
+Airflow says ``skipped`` as well of work that had not begun when a user marked its run. That was not done, and no
+message is at fault. What tells the two apart is that a DAG skips a task for few reasons: the task skips itself while it
+runs, which its worker reports; tasks before it were skipped; a task before it chooses what runs, or it runs where
+others fail; or it is mapped over nothing. Where one of these may be the reason, there was nothing to do.
 
 Where all instances of a mapped task are ``removed``, its work was not done, and no message is at fault: a cleared run
 had nothing to map over after it had something before, or the task was taken out of the DAG.
