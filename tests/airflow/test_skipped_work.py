@@ -229,7 +229,7 @@ def behind_a_task_that_is_no_work(orders: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [branched, short_circuited, only_of_the_latest, behind_a_task_that_is_no_work])
-def test_a_branch_that_was_not_chosen_had_nothing_to_do(world: LeasedMessages, body: Callable[[Any], Any]) -> None:
+def test_work_that_is_not_chosen_had_nothing_to_do(world: LeasedMessages, body: Callable[[Any], Any]) -> None:
     assert settle(world, body, {"extract": "success", "choose": "success", "load": "skipped"}) == {}
     assert asked_for_skips(world) == []
 
