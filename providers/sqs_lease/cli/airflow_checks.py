@@ -290,7 +290,6 @@ def _failure_reports() -> Iterator[Finding]:
             "failure_reports",
             f"[{CONFIG_SECTION}] {REPORT_FAILURES_OPTION} is off",
             why="Failure rules by exception and MessageFailed have no effect, failed messages are visible after up to "
-            "six seconds instead of one, and work that was not begun when its run was marked does not keep its messages "
-            "from being deleted.",
+            "six seconds instead of one, and messages may be deleted whose work was not begun when its run was marked.",
             change="Remove the setting, on workers and triggerers alike.",
         )
