@@ -91,8 +91,8 @@ def test_an_xcom_that_is_not_there_is_none(supervisor: ScriptedComms) -> None:
     ("value", "expected"),
     [
         ({"batchItemFailures": []}, {"batchItemFailures": []}),
-        ("text", None),
-        ([1, 2], None),
+        ("text", {}),
+        ([1, 2], {}),
         (None, None),
     ],
     ids=repr,

@@ -128,7 +128,7 @@ def test_so_do_the_tasks_of_a_group_mapped_over_the_messages(dag: DAG) -> None:
         process.expand(message=orders)
     assert work_of(dag) == [
         WorkTask("process.check", mapped=True, per_message=True),
-        WorkTask("process.step", mapped=True, per_message=True),
+        WorkTask("process.step", mapped=True, per_message=True, skipped_behind=("process.check",)),
     ]
 
 
@@ -138,7 +138,7 @@ def test_a_task_mapped_over_something_else_concerns_all_messages(dag: DAG) -> No
         check.expand(message=[1, 2])
     assert work_of(dag) == [
         WorkTask("load"),
-        WorkTask("chunk", mapped=True),
+        WorkTask("chunk", mapped=True, skipped_behind=("load",)),
         WorkTask("check", mapped=True),
     ]
 
@@ -202,6 +202,56 @@ def test_a_function_that_says_it_returns_nothing_is_known_to_name_no_failures(da
     assert returning == {"wrapped", "says_nothing"}
 
 
+@pytest.mark.parametrize(
+    ("rule", "behind", "all_of_them"),
+    [
+        *((rule, ("check", "load"), False) for rule in ("all_success", "none_skipped", "all_done_min_one_success")),
+        *((rule, ("check", "load"), True) for rule in ("one_success", "one_done", "none_failed_min_one_success")),
+        *((rule, (), False) for rule in ("none_failed", "all_done", "always")),
+        *((rule, None, False) for rule in ("all_failed", "one_failed", "all_skipped", "all_done_setup_success")),
+    ],
+)
+def test_for_which_tasks_a_task_is_skipped_follows_from_its_trigger_rule(
+    dag: DAG, rule: str, behind: tuple[str, ...] | None, all_of_them: bool
+) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        before = [load(orders), check(orders)]
+        before >> step.override(trigger_rule=rule)()
+    found = work_of(dag)[-1]
+    assert (found.task_id, found.skipped_behind, found.skipped_behind_all) == ("step", behind, all_of_them)
+
+
+@pytest.mark.parametrize("rule", ["one_success", "one_done", "none_failed_min_one_success"])
+def test_where_the_sensors_success_is_enough_a_task_is_skipped_for_no_other(dag: DAG, rule: str) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        load(orders) >> step.override(trigger_rule=rule)(orders)
+    assert work_of(dag)[-1].skipped_behind == ()
+
+
+def test_a_task_may_be_skipped_for_one_that_is_no_work_and_for_one_that_chooses(dag: DAG) -> None:
+    outside = step.override(task_id="outside")()
+
+    @task.short_circuit
+    def choose(messages: Any) -> bool:
+        return bool(messages)
+
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        outside >> load(orders)
+        choose(orders) >> check(orders)
+        choose.override(task_id="choose_each").expand(messages=orders) >> step.override(trigger_rule="none_failed")()
+    behind = {task.task_id: task.skipped_behind for task in work_of(dag)}
+    assert behind == {"load": None, "choose": (), "check": None, "choose_each": (), "step": None}
+
+
+def test_a_task_may_be_skipped_for_a_setup_further_before_it(dag: DAG) -> None:
+    start = setup(step.override(task_id="start").function)
+    stop = teardown(step.override(task_id="stop").function)
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        started = start()
+        started >> load(orders) >> check(orders) >> stop().as_teardown(setups=started)
+    assert [task.skipped_behind for task in work_of(dag)] == [None, None]
+
+
 def chained_work(dag: DAG) -> dict[str, tuple[bool, bool]]:
     return {task.task_id: (task.per_message, task.chained) for task in work_of(dag)}
 
@@ -250,7 +300,7 @@ def test_the_work_of_an_inner_lease_is_work_of_both_but_not_its_sensor_and_keepe
         load(orders)
         with sqs_lease("details", queue_url=QUEUE) as details:
             check.expand(message=details)
-    assert work_of(dag) == [WorkTask("load"), WorkTask("check", mapped=True)]
+    assert work_of(dag) == [WorkTask("load"), WorkTask("check", mapped=True, skipped_behind=None)]
     inner = dag.task_dict["details_keeper"]
     assert isinstance(inner, SqsLeaseKeeperOperator)
     assert inner.work_task_ids == ["check"]

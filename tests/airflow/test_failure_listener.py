@@ -1,4 +1,4 @@
-"""In a task process, the plugin's listener reports final failures of work to the keeper, and disturbs nothing."""
+"""In a task process, the plugin's listener reports to the keeper how work ended, and disturbs nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
 from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.failures import listener as failure_listener
-from sqs_lease.airflow.failures.report import FAILURE_KEY
+from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.core.failure_rules import MessageFailed
@@ -99,6 +99,10 @@ def tell(instance: Any, error: object = None) -> None:
     failure_listener.on_task_instance_failed(previous_state=None, task_instance=instance, error=error)
 
 
+def tell_of_skip(instance: Any) -> None:
+    failure_listener.on_task_instance_skipped(previous_state=None, task_instance=instance)
+
+
 def signals_to(dag: DAG, keeper: str) -> FailureSignals:
     keeping = dag.task_dict[keeper]
     assert isinstance(keeping, SqsLeaseKeeperOperator)
@@ -128,6 +132,25 @@ def test_work_of_two_leases_is_reported_to_both_keepers(comms: WorkerComms, dag:
     assert keys == {signals_to(dag, keeper).key("inner", -1) for keeper in ("orders_keeper", "details_keeper")}
 
 
+def test_work_that_skips_itself_says_so_without_a_signal(comms: WorkerComms, dag: DAG) -> None:
+    tell_of_skip(failed(dag, "check", state="skipped", map_index=7))
+    (report,) = comms.sent
+    assert isinstance(report, SetXCom)
+    assert (report.key, report.task_id, report.map_index) == (SKIP_KEY, "check", 7)
+
+
+@pytest.mark.parametrize("task_id", ["outside", "orders"])
+def test_other_skips_are_nobodys_business(comms: WorkerComms, dag: DAG, task_id: str) -> None:
+    tell_of_skip(failed(dag, task_id, state="skipped"))
+    assert comms.sent == []
+
+
+def test_a_task_that_a_user_acted_on_while_it_skipped_itself_says_nothing(comms: WorkerComms, dag: DAG) -> None:
+    comms.state = "restarting"
+    tell_of_skip(failed(dag, "load", state="skipped"))
+    assert comms.sent == []
+
+
 @pytest.mark.parametrize(
     "change",
     [{"state": "up_for_retry"}, {"task_id": "outside"}, {"task_id": "orders"}, {"_terminal_state_send_failed": True}],
@@ -155,6 +178,7 @@ def test_what_other_processes_say_of_tasks_is_ignored(comms: WorkerComms, dag: D
 def test_one_setting_switches_it_off(comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__SQS_LEASE__REPORT_FAILURES", "False")
     tell(failed(dag, "load"), ValueError())
+    tell_of_skip(failed(dag, "load", state="skipped"))
     assert comms.sent == []
 
 
@@ -187,7 +211,7 @@ def test_a_task_does_not_wait_for_an_answer_that_never_comes(
     comms.answering.set()
     # It goes on where it stood, and must not find the supervisor of another test.
     for thread in threading.enumerate():
-        if thread.name == "sqs-lease failure":
+        if thread.name == "sqs-lease report":
             thread.join(DEADLINE_SECONDS)
             assert not thread.is_alive()
 

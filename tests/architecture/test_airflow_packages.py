@@ -13,7 +13,7 @@ BELOW = {
     "settlement": {"airflow_api", "failures"},
     "transfer": {"airflow_api", "settlement"},
     "receiving": {"airflow_api", "transfer"},
-    "triggers": {"airflow_api", "transfer", "settlement", "receiving"},
+    "triggers": {"airflow_api", "failures", "transfer", "settlement", "receiving"},
     "page": set(),
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""

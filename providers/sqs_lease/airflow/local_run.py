@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 
 from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
+from sqs_lease.airflow.failures.report import are_reported
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.receiving.worker import WorkerLease
 from sqs_lease.airflow.settlement.progress import Progress
@@ -137,6 +138,7 @@ async def _settle(
     if batch is None:
         return 0
     if held.settler is None:
+        signals = FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work])
         held.settler = Settler(
             task,
             receive_task,
@@ -146,7 +148,7 @@ async def _settle(
             on_failure,
             clock=held.holding.clock,
             inherited=Progress(),
-            signals=FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work]),
+            signals=signals if are_reported() else None,
             ordered=ordered,
         )
         held.holding.listener = held.settler.happened

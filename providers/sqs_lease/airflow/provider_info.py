@@ -45,8 +45,8 @@ def get_provider_info() -> dict[str, Any]:
                             "Whether a task process whose work on messages failed for good tells the keeper of the "
                             "messages at once, and by which exception. Without it, failed messages are visible again "
                             "after up to six seconds instead of one, rules by exception and MessageFailed have no "
-                            "effect, and nothing but the tasks' states counts. Workers and triggerers need the same "
-                            "value."
+                            "effect, and work that was not begun when its run was marked counts as skipped by the "
+                            "DAG: nothing but the tasks' states counts. Workers and triggerers need the same value."
                         ),
                         "version_added": None,
                         "type": "boolean",

@@ -289,7 +289,7 @@ def _failure_reports() -> Iterator[Finding]:
         yield Finding.harm(
             "failure_reports",
             f"[{CONFIG_SECTION}] {REPORT_FAILURES_OPTION} is off",
-            why="Failure rules by exception and MessageFailed have no effect, and failed messages are visible after up "
-            "to six seconds instead of one.",
+            why="Failure rules by exception and MessageFailed have no effect, failed messages are visible after up to "
+            "six seconds instead of one, and messages may be deleted whose work was not begun when its run was marked.",
             change="Remove the setting, on workers and triggerers alike.",
         )

@@ -24,7 +24,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 DAG_FILE = Path(__file__).parent / "dags_local" / "local.py"
 SCRIPT = Path(__file__).parent / "run_dag_tests.py"
 BODIES = ("good", "bad", "better")
-WITH_MESSAGES = ("local_success", "local_failure", "local_some", "local_payload", "local_mapped", "local_chain")
+WITH_MESSAGES = (
+    "local_success",
+    "local_failure",
+    "local_some",
+    "local_payload",
+    "local_mapped",
+    "local_chain",
+    "local_skipped",
+)
 DAGS = (*WITH_MESSAGES, "local_empty", "local_no_queue")
 
 
@@ -127,6 +135,11 @@ def test_mapped_messages_are_settled_one_by_one(outcome: Outcome) -> None:
 def test_a_chain_is_waited_for_also_where_the_sensor_would_not_defer(outcome: Outcome) -> None:
     assert set(outcome.tasks("local_chain").values()) == {"success"}
     assert outcome.left["local_chain"] == []
+
+
+def test_a_task_that_skips_itself_keeps_no_message_from_being_deleted(outcome: Outcome) -> None:
+    assert outcome.tasks("local_skipped")["skip"] == "skipped"
+    assert outcome.left["local_skipped"] == []
 
 
 def test_without_messages_the_sensor_is_skipped_where_that_was_asked_for(outcome: Outcome) -> None:

@@ -295,13 +295,16 @@ async def pull(task: RunOfTask, key: str, *, map_index: int = UNMAPPED) -> Any:
 
 
 async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[str, Any] | None:
-    """Read a work task's return value if it is a plain mapping, as a report of failed items is; else None.
+    """Read a work task's return value if it is a plain mapping, as a report of failed items is.
 
     Other values are left as they are: they may be large, or of classes that the triggerer does not have.
 
     Args:
         task: Any task of the same DAG run.
         instance: Whose return value.
+
+    Returns:
+        The mapping; an empty one for any other value, and None if it returned nothing.
 
     Raises:
         CommsError: There was no usable answer.
@@ -312,7 +315,7 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
         return None
     value = stored.value if XCom is BaseXCom else await _deserialised_by_backend(stored)
     if not isinstance(value, Mapping):
-        return None
+        return {}
     return {key: _items_of_tuple(each) for key, each in value.items()}
 
 
@@ -487,8 +490,8 @@ async def delete_variable(key: str) -> None:
     await ask(f"the variable {key!r}", Variable.delete, key=key)
 
 
-def running_task_failed_for_good(task_instance: Any) -> bool:
-    """Whether a listener was called in the process that runs a task, because that failed with no retry left.
+def running_task_ended_as(task_instance: Any, state: str) -> bool:
+    """Whether a listener was called in the process that runs a task, because that ended in a state for good.
 
     It is called as well for tasks to be retried, and in the scheduler and the API server, with other objects.
     """
@@ -496,8 +499,8 @@ def running_task_failed_for_good(task_instance: Any) -> bool:
         return False
     # Airflow sets the first once the try is over; the second says that its end could not be reported, so that it
     # may count as something else (a user marked the task meanwhile).
-    state = getattr(task_instance.state, "value", task_instance.state)
-    return state == "failed" and end_was_reported(task_instance)
+    ended_as = getattr(task_instance.state, "value", task_instance.state)
+    return bool(ended_as == state) and end_was_reported(task_instance)
 
 
 REQUESTS_AT_ONCE: Final = 8

@@ -1,5 +1,7 @@
 """Runs in the process of each task: when work of a lease failed for good, it tells the keeper at once, and why.
 
+When work skipped itself, it tells that, too: Airflow's state is the same for work that a user's mark on the run skips.
+
 Airflow's own record of the failure follows up to five seconds later, when the task's supervisor notices that its
 process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
 task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; its keeper
@@ -10,15 +12,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.listeners import hookimpl
-from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals
-from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
-from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport, are_reported
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
@@ -26,43 +27,49 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 10.0
-"""How long a failed task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
+"""How long a task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
 
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: object) -> None:
     """Called by Airflow after each failure, also of tasks that will be tried again, and also in other processes."""
-    if not _wanted():
-        return
-    try:
-        _report(task_instance, error)
-    except Exception:
-        logger.exception("The failure of this task could not be reported to the keeper of its messages")
+    _report(task_instance, "failed", FAILURE_KEY, lambda: FailureReport.of(error).encode())
+
+
+@hookimpl
+def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
+    """Called by Airflow when a task skips itself while it runs."""
+    _report(task_instance, "skipped", SKIP_KEY, lambda: True)
 
 
 def _wanted() -> bool:
     # Without that module the DAG of this task has no lease, and nothing more need be imported to know that.
-    return "sqs_lease.airflow.operators" in sys.modules and conf.getboolean(
-        CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True
-    )
+    return "sqs_lease.airflow.operators" in sys.modules and are_reported()
 
 
-def _report(task_instance: Any, error: object) -> None:
-    from sqs_lease.airflow.airflow_api.requests import running_task_failed_for_good
+def _report(task_instance: Any, state: str, key: str, report: Callable[[], Any]) -> None:
+    if not _wanted():
+        return
+    try:
+        _report_of_work(task_instance, state, key, report)
+    except Exception:
+        logger.exception("The end of this task could not be reported to the keeper of its messages")
 
-    if not running_task_failed_for_good(task_instance):
+
+def _report_of_work(task_instance: Any, state: str, key: str, report: Callable[[], Any]) -> None:
+    from sqs_lease.airflow.airflow_api.requests import running_task_ended_as
+
+    if not running_task_ended_as(task_instance, state):
         return
     keepers = _keepers_of(task_instance.task)
     if not keepers:
         return
     # A thread, because a request of a task process cannot be given a time limit.
-    reporting = Thread(
-        target=_tell, args=(task_instance, keepers, FailureReport.of(error)), name="sqs-lease failure", daemon=True
-    )
+    reporting = Thread(target=_tell, args=(task_instance, keepers, key, report()), name="sqs-lease report", daemon=True)
     reporting.start()
     reporting.join(REPORT_SECONDS)
     if reporting.is_alive():
-        logger.warning("Airflow did not take the report of this failure within %g s", REPORT_SECONDS)
+        logger.warning("Airflow did not take the report of this task's end within %g s", REPORT_SECONDS)
 
 
 def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
@@ -87,7 +94,7 @@ def _counts_as_running(task_instance: Any) -> bool:
     return set(states.get(task_instance.run_id, {}).values()) == {"running"}
 
 
-def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: FailureReport) -> None:
+def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], key: str, report: Any) -> None:
     from airflow.sdk import Variable
 
     from sqs_lease.airflow.airflow_api.requests import triggerer_reads_signals, triggers_are_supported
@@ -96,9 +103,9 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
         if not _counts_as_running(task_instance):
             return
         # The report comes first: a keeper that sees the signal must find it.
-        task_instance.xcom_push(key=FAILURE_KEY, value=report.encode())
-        if not (triggers_are_supported() and triggerer_reads_signals()):
-            return  # Nobody looks for signals: the keeper sees the task's state, and finds the report then.
+        task_instance.xcom_push(key=key, value=report)
+        if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_reads_signals()):
+            return  # Nobody looks for a signal: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:
             signals = FailureSignals.to(
@@ -106,4 +113,4 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], report: Fai
             )
             Variable.set(signals.key(task_instance.task_id, map_index), "", SIGNAL_DESCRIPTION)
     except Exception:
-        logger.exception("The failure of this task could not be reported to the keeper of its messages")
+        logger.exception("The end of this task could not be reported to the keeper of its messages")

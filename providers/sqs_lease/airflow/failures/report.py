@@ -1,5 +1,7 @@
 """What a worker leaves for the keeper when a work task fails for good: an XCom with the details, and a fast signal.
 
+When a work task skips itself, it leaves an XCom that says so.
+
 The XCom, ``sqs_lease_failure`` of the task instance that failed, has the classes of the exception and the ids of
 ``MessageFailed``; never the exception's text, which may contain anything. The signal is an Airflow variable
 whose key says it all: which keeper (by a hash), which of its work tasks, which map index. So one request for the keys
@@ -12,10 +14,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from airflow.sdk.configuration import conf
+
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.core.failure_rules import exception_names, named_message_ids
 
 FAILURE_KEY: Final = "sqs_lease_failure"
 """The XCom key of a failed task instance's report."""
+
+SKIP_KEY: Final = "sqs_lease_skip"
+"""The XCom key by which a task instance says that it skipped itself while it ran."""
+
+
+def are_reported() -> bool:
+    """Whether workers leave reports, by Airflow's configuration."""
+    wanted: bool = conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True)
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

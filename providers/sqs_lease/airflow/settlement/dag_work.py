@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 from airflow.sdk import BranchMixIn
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, mapped_over
 from sqs_lease.airflow.settlement.rules import WorkTask
+
+_SKIPS_BEHIND_ONE: Final = frozenset({"all_success", "none_skipped", "all_done_min_one_success"})
+"""The trigger rules by which Airflow skips a task when one of those before it was skipped."""
+
+_SKIPS_BEHIND_ALL: Final = frozenset({"one_success", "one_done", "none_failed_min_one_success"})
+"""The trigger rules by which Airflow skips a task when all of those before it were skipped."""
+
+_SKIPS_NOTHING: Final = frozenset({"none_failed", "all_done", "always"})
+"""The trigger rules by which Airflow never skips a task."""
 
 
 def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_task_id: str) -> list[WorkTask]:
@@ -26,10 +35,11 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
             apart.
     """
     work = []
-    for task_id in task_ids:
+    ids = list(task_ids)
+    for task_id in ids:
         if task_id not in dag.task_dict:
             raise ValueError(f"work task {task_id!r} of the lease {receive_task_id!r} is not in DAG {dag.dag_id!r}")
-        work.append(_work_task(dag.task_dict[task_id], receive_task_id))
+        work.append(_work_task(dag.task_dict[task_id], receive_task_id, ids))
     if not work:
         raise ValueError(
             f"the lease {receive_task_id!r} of DAG {dag.dag_id!r} has no work tasks: "
@@ -93,7 +103,7 @@ def _mapped_group(task: Any) -> MappedTaskGroup | None:
     return group
 
 
-def _work_task(task: Any, receive_task_id: str) -> WorkTask:
+def _work_task(task: Any, receive_task_id: str, work_task_ids: Collection[str]) -> WorkTask:
     chained = continues_messages(task, receive_task_id)
     return WorkTask(
         task.task_id,
@@ -101,12 +111,41 @@ def _work_task(task: Any, receive_task_id: str) -> WorkTask:
         per_message=chained or maps_over_messages(task, receive_task_id),
         chained=chained,
         returns=bool(_do_xcom_push(task)) and not (_is_branch(task) or _returns_nothing(task)),
+        skipped_behind=_skipped_behind(task, receive_task_id, work_task_ids),
+        skipped_behind_all=task.trigger_rule in _SKIPS_BEHIND_ALL,
     )
+
+
+def _skipped_behind(task: Any, receive_task_id: str, work_task_ids: Collection[str]) -> tuple[str, ...] | None:
+    """The work tasks for whose skip a task is skipped; None if that may have other reasons, but for itself."""
+    others = task.upstream_task_ids - {receive_task_id}
+    setups = {setup.task_id for setup in task.get_upstreams_only_setups()} - {receive_task_id}
+    rule = task.trigger_rule
+    if setups or any(_chooses(before) for before in task.upstream_list):
+        return None
+    if rule in _SKIPS_NOTHING:
+        return ()
+    if rule not in _SKIPS_BEHIND_ONE | _SKIPS_BEHIND_ALL or not others <= set(work_task_ids):
+        return None
+    # The sensor succeeded.
+    is_behind_sensor = receive_task_id in task.upstream_task_ids
+    return () if is_behind_sensor and rule in _SKIPS_BEHIND_ALL else tuple(sorted(others))
+
+
+def _chooses(task: Any) -> bool:
+    """Whether a task may skip those behind it, as branches and short circuits do."""
+    return hasattr(_class(task), "skip_all_except")  # of a SkipMixin, which providers may have a copy of
 
 
 def _is_branch(task: Any) -> bool:
     """Whether a task chooses a branch: what it returns are task ids."""
-    return issubclass(task.operator_class if task.is_mapped else type(task), BranchMixIn)
+    return issubclass(_class(task), BranchMixIn)
+
+
+def _class(task: Any) -> type:
+    """The operator's class, which a mapped task is not an instance of."""
+    found: type = task.operator_class if task.is_mapped else type(task)
+    return found
 
 
 def _returns_nothing(task: Any) -> bool:

@@ -11,7 +11,7 @@ What its state says:
 
     success                    done with all but the messages that its return value names in ``batchItemFailures``
     failed                     failed what it concerns; with ``MessageFailed(ids)`` those only, and done with the others
-    skipped                    there was nothing to do
+    skipped                    there was nothing to do; or, as below, it was not done
     upstream_failed, removed   blocked
     any other, or no state     open; with retries left a task that failed is ``up_for_retry``
 
@@ -19,14 +19,21 @@ A success or failure is unknown until its report was read: the return value, or 
 Some need no reading: a task that leaves no return value, and a failed instance that concerns one message, where the
 exception does not matter.
 
+Airflow says ``skipped`` as well of work that had not begun when a user marked its run. That was not done, and no
+message is at fault. What tells the two apart is that a DAG skips a task for few reasons: the task skips itself while it
+runs, which its worker reports; tasks before it were skipped; a task before it chooses what runs, or it runs where
+others fail; or it is mapped over nothing. Where one of these may be the reason, there was nothing to do.
+
 Where all instances of a mapped task are ``removed``, its work was not done, and no message is at fault: a cleared run
 had nothing to map over after it had something before, or the task was taken out of the DAG.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey, TaskStates, state_key
@@ -34,7 +41,7 @@ from sqs_lease.core.verdict import Action, Decision, End, Failure, Tally, Unit
 
 SUCCESS: Final = "success"
 FAILED: Final = "failed"
-_SKIPPED: Final = "skipped"
+SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
 _OVER_NOTHING: Final = "removed, all instances"
 """Not a state of Airflow's: of a task that had instances before its run was cleared, and has none now."""
@@ -42,7 +49,7 @@ _OVER_NOTHING: Final = "removed, all instances"
 _ENDS: Final[Mapping[str | None, End]] = {
     SUCCESS: End.DONE,
     FAILED: End.FAILED,
-    _SKIPPED: End.SKIPPED,
+    SKIPPED: End.SKIPPED,
     "upstream_failed": End.BLOCKED,
     _REMOVED: End.BLOCKED,
     _OVER_NOTHING: End.NOT_DONE,
@@ -64,6 +71,9 @@ class WorkTask:
         chained: Whether that hangs on a result for each message: it is mapped over what a task that works on the
             messages one by one returned.
         returns: Whether it leaves a return value that may name failed messages.
+        skipped_behind: The tasks of the work for whose skip the DAG skips it as well. None where the DAG may do so for
+            other reasons that its states do not show.
+        skipped_behind_all: Whether it is skipped only where all of these were; otherwise one is enough.
     """
 
     task_id: str
@@ -71,6 +81,21 @@ class WorkTask:
     per_message: bool = False
     chained: bool = False
     returns: bool = True
+    skipped_behind: tuple[str, ...] | None = ()
+    skipped_behind_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Skip:
+    """How a skipped instance counts.
+
+    Attributes:
+        end: SKIPPED or NOT_DONE.
+        unread: The instances whose reports must be read to know that it is SKIPPED.
+    """
+
+    end: End = End.SKIPPED
+    unread: tuple[InstanceKey, ...] = ()
 
 
 def ended_as(instance: InstanceKey, state: str | None) -> Failure:
@@ -105,6 +130,8 @@ class Judgement:
         message_ids: The messages of the batch, in the order of the batch.
         read_failures: Whether instances that fail leave a report; otherwise they fail whatever they concern.
         by_exception: Whether it matters by which exception a message failed.
+        skipped_themselves: Whether instances that were skipped did it themselves, as far as their reports were read.
+        returned: The tasks of which an instance returned something, as far as that was read.
 
     Attributes:
         unread: Instances that ended and whose report must be read, as far as decisions needed them so far.
@@ -119,20 +146,27 @@ class Judgement:
         *,
         read_failures: bool = True,
         by_exception: bool = False,
+        skipped_themselves: Mapping[InstanceKey, bool] = MappingProxyType({}),
+        returned: Collection[str] = (),
     ) -> None:
         self.unread: dict[InstanceKey, None] = {}
+        self._tasks = {task.task_id: task for task in work}
         self._states = states
         self._reports = reports
         self._message_ids = message_ids
         self._read_failures = read_failures
         self._by_exception = by_exception
+        self._skipped_themselves = skipped_themselves
+        self._returned = returned
+        self._skips: dict[InstanceKey, _Skip] = {}
         self._one_by_one = tasks_one_by_one(work, len(message_ids), states)
         self._missing: dict[str, str | None] = {}  # the states of instances that there are not, by task
         self._tally = Tally()
+        self._unread_skips: dict[InstanceKey, None] = {}  # of instances that concern all messages
         for task in work:
             if task not in self._one_by_one:
                 for instance, state in _instances(task, states):
-                    self._tally.take(self._unit(task, instance, state))
+                    self._unread_skips |= dict.fromkeys(self._take(task, instance, state))
 
     def holds_all(self) -> bool:
         """Whether every message goes on being held, whatever it is."""
@@ -145,14 +179,85 @@ class Judgement:
             What to do with those that are not held any longer, by position.
         """
         decisions: dict[int, Decision] = {}
+        in_doubt = False
         for position in held:
             message_id = self._message_ids[position]
+            unread: list[InstanceKey] = []
             for task in self._one_by_one:
                 instance, state = self._instance_of_message(task, position)
-                self._tally.take(self._unit(task, instance, state, message_id))
-            if (decision := self._tally.decision(message_id)) is not Action.HOLD:
+                unread += self._take(task, instance, state, message_id)
+            decision = self._tally.decision(message_id)
+            if decision is Action.DELETE and (unread or self._unread_skips):
+                # For any other decision it does not matter why something was skipped.
+                self.unread |= dict.fromkeys(unread)
+                in_doubt = True
+            elif decision is not Action.HOLD:
                 decisions[position] = decision
+        if in_doubt:
+            self.unread |= self._unread_skips
         return decisions
+
+    def _take(
+        self, task: WorkTask, instance: InstanceKey, state: str | None, message_id: str | None = None
+    ) -> Iterable[InstanceKey]:
+        """Take in one instance, for all messages or for one.
+
+        Returns:
+            The instances whose reports must be read to know why it was skipped. Until then it counts as SKIPPED.
+        """
+        if state != SKIPPED:
+            self._tally.take(self._unit(task, instance, state, message_id))
+            return ()
+        skip = self._skip(task, instance)
+        self._tally.take(Unit(skip.end, None if message_id is None else (message_id,)))
+        return skip.unread
+
+    def _skip(self, task: WorkTask, instance: InstanceKey) -> _Skip:
+        """Why an instance was skipped."""
+        if instance not in self._skips:
+            self._skips[instance] = self._skip_by_reports(task, instance)
+        return self._skips[instance]
+
+    def _skip_by_reports(self, task: WorkTask, instance: InstanceKey) -> _Skip:
+        if not self._read_failures or task.skipped_behind is None:
+            return _Skip()
+        if reasons := self._skipped_before(task, instance):
+            # It was skipped like these. Those that were not done show that a user marked the run.
+            skips = [self._skip(*reason) for reason in reasons]
+            if any(skip.end is End.NOT_DONE for skip in skips):
+                return _Skip(End.NOT_DONE)
+            return _Skip(unread=tuple(dict.fromkeys(chain.from_iterable(skip.unread for skip in skips))))
+        if task.mapped and instance[1] == UNMAPPED:
+            # Not expanded, so it did not run: it is mapped over nothing, or it was not done.
+            return _Skip(End.NOT_DONE if self._is_over_something(task) else End.SKIPPED)
+        if instance not in self._skipped_themselves:
+            return _Skip(unread=(instance,))
+        return _Skip(End.SKIPPED if self._skipped_themselves[instance] else End.NOT_DONE)
+
+    def _is_over_something(self, task: WorkTask) -> bool:
+        """Whether what a task is mapped over is known not to be empty, as the messages never are.
+
+        The result for a message was read before the message is deleted, so a chained task is known to have work for it.
+        """
+        if not task.chained:
+            return task.per_message
+        before = (self._tasks[task_id] for task_id in task.skipped_behind or ())
+        return any(other.per_message and other.task_id in self._returned for other in before)
+
+    def _skipped_before(self, task: WorkTask, instance: InstanceKey) -> Sequence[tuple[WorkTask, InstanceKey]]:
+        """The skipped instances for which the DAG skips another one as well."""
+        if state_key(instance) not in self._states:
+            # It is missing because its task was not expanded again, but for the same reason as the others.
+            return [(task, other) for other, state in _instances(task, self._states) if state == SKIPPED]
+        before: list[tuple[WorkTask, InstanceKey, str | None]] = []
+        for other in (self._tasks[task_id] for task_id in task.skipped_behind or ()):
+            if instance[1] != UNMAPPED and task in self._one_by_one and other in self._one_by_one:
+                before.append((other, *self._instance_of_message(other, instance[1])))
+            else:
+                before += [(other, *found) for found in _instances(other, self._states)]
+        if task.skipped_behind_all and any(state != SKIPPED for _, _, state in before):
+            return []
+        return [(other, found) for other, found, state in before if state == SKIPPED]
 
     def _unit(self, task: WorkTask, instance: InstanceKey, state: str | None, message_id: str | None = None) -> Unit:
         """One instance, for all messages or for one."""
@@ -253,8 +358,8 @@ def _state_of_missing(task: WorkTask, states: TaskStates) -> str | None:
     them has not ended. Where they were all skipped it would have been skipped as well.
     """
     others = {state for _, state in _instances(task, states)}
-    if others <= {_SKIPPED}:
-        return _SKIPPED
+    if others <= {SKIPPED}:
+        return SKIPPED
     return _REMOVED if others <= _ENDS.keys() else None
 
 

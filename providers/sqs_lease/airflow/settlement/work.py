@@ -1,6 +1,7 @@
 """What the work on a batch says of its messages: the states of its tasks, failure signals, and reports, read as needed.
 
-A report is the return value of an instance that succeeded, or what a worker left of the exception of one that failed.
+A report is the return value of an instance that succeeded, or what a worker left of the exception of one that failed,
+or its word that one skipped itself.
 A signal says that an instance failed before Airflow's own state does (:mod:`sqs_lease.airflow.failures`).
 
 With thousands of mapped instances most answers of Airflow say something new of a few messages, so only those are
@@ -27,9 +28,10 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull_plain_mapping,
     state_key,
 )
-from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
+from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport
 from sqs_lease.airflow.settlement.rules import (
     FAILED,
+    SKIPPED,
     SUCCESS,
     InstanceReport,
     Judgement,
@@ -51,9 +53,9 @@ READS_AT_ONCE: Final = 20
 
 NOTHING: Final[frozenset[int]] = frozenset()
 
-_DONE: Final = frozenset({SUCCESS, "skipped"})
+_DONE: Final = frozenset({SUCCESS, SKIPPED})
 
-_LEAVES_REPORT: Final = frozenset({SUCCESS, FAILED})
+_LEAVES_REPORT: Final = frozenset({SUCCESS, FAILED, SKIPPED})
 
 
 class Work:
@@ -82,6 +84,8 @@ class Work:
         self._signals = signals
         self._by_exception = by_exception
         self._reports: dict[InstanceKey, InstanceReport] = {}
+        self._skipped_themselves: dict[InstanceKey, bool] = {}  # the skipped instances whose reports were read
+        self._returned: set[str] = set()  # the tasks of which an instance returned something
         self._unread: dict[InstanceKey, None] = {}
         self._signalled: set[str] = set()  # instances that failed before their state says so
         self._taken_signals: set[str] = set()
@@ -118,6 +122,8 @@ class Work:
             self._message_ids,
             read_failures=self._signals is not None,
             by_exception=self._by_exception,
+            skipped_themselves=self._skipped_themselves,
+            returned=self._returned,
         )
         decisions: dict[int, Decision] = {}
         if not judgement.holds_all():
@@ -156,10 +162,16 @@ class Work:
         Raises:
             CommsError: There was no usable answer.
         """
-        if states.get(state_key(instance)) == FAILED:
+        state = states.get(state_key(instance))
+        if state == FAILED:
             self._take_failure(instance, states, await self._failure(instance) or FailureReport())
+        elif state == SKIPPED:
+            report = await pull(self._run_of(instance), SKIP_KEY, map_index=instance[1])
+            self._skipped_themselves[instance] = report is not None
         else:
             returned = await pull_plain_mapping(self._task, instance)
+            if returned is not None:
+                self._returned.add(instance[0])
             failed = failed_items(returned, self._concerned(instance, states))
             why = returned_as_failed(instance)
             self._reports[instance] = dict.fromkeys(failed, why) | {
@@ -185,9 +197,7 @@ class Work:
             self._taken_signals.add(key)
 
     async def _failure(self, instance: InstanceKey) -> FailureReport | None:
-        task_id, map_index = instance
-        task = RunOfTask(self._task.dag_id, self._task.run_id, task_id)
-        return FailureReport.decode(await pull(task, FAILURE_KEY, map_index=map_index))
+        return FailureReport.decode(await pull(self._run_of(instance), FAILURE_KEY, map_index=instance[1]))
 
     def _take_failure(self, instance: InstanceKey, states: TaskStates, report: FailureReport) -> None:
         failed = failed_by_exception(report.message_ids, self._concerned(instance, states))
@@ -197,6 +207,9 @@ class Work:
         task_id, map_index = instance
         (task,) = (task for task in self.tasks if task.task_id == task_id)
         return concerned(task, map_index, self._message_ids, states)
+
+    def _run_of(self, instance: InstanceKey) -> RunOfTask:
+        return RunOfTask(self._task.dag_id, self._task.run_id, instance[0])
 
     def _next_unread(self, states: TaskStates) -> Sequence[InstanceKey]:
         instances: list[InstanceKey] = []
@@ -212,7 +225,9 @@ class Work:
         one_by_one = {task.task_id for task in tasks_one_by_one(self.tasks, len(self._message_ids), states)}
         positions = set()
         for task_id, map_index in instances:
-            if task_id not in one_by_one or map_index == UNMAPPED:
+            # Why one was skipped may be why others were, that work on other messages.
+            is_skipped = states.get(state_key((task_id, map_index))) == SKIPPED
+            if task_id not in one_by_one or map_index == UNMAPPED or is_skipped:
                 return None
             positions.add(map_index)
         return frozenset(positions)

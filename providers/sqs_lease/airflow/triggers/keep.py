@@ -23,7 +23,6 @@ from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
 
-from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.polling import (
@@ -43,7 +42,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_reads_signals,
     triggers_hear_of_user_actions,
 )
-from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
+from sqs_lease.airflow.failures.report import are_reported
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
     SharedKeeper,
@@ -543,7 +542,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return Progress(dict.fromkeys(range(handed.messages), Outcome.LOST))
 
     def _signals(self, task: RunOfTask) -> FailureSignals | None:
-        if not conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True):
+        if not are_reported():
             return None
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 

@@ -7,6 +7,7 @@ from threading import Event
 from typing import Any
 
 from airflow.sdk import dag, task
+from airflow.sdk.exceptions import AirflowSkipException
 
 from sqs_lease.airflow import MessageFailed, read_messages, sqs_lease
 
@@ -61,11 +62,17 @@ def step(value: Any = None) -> None:
     """One task of a chain."""
 
 
+@task
+def skip(value: Any = None) -> None:
+    raise AirflowSkipException("nothing to do")
+
+
 batch_dag(succeed, "local_success")
 batch_dag(fail, "local_failure")
 batch_dag(fail_some, "local_some")
 batch_dag(name_failures, "local_payload", payload=os.environ.get("LOCAL_PAYLOAD", "/tmp"))
 batch_dag(lambda orders: check.expand(message=orders), "local_mapped")
 batch_dag(lambda orders: step.override(task_id="first")(orders) >> step(), "local_chain", deferrable=False)
+batch_dag(lambda orders: step(orders) >> skip(), "local_skipped")
 batch_dag(succeed, "local_empty", timeout=0, soft_fail=True)
 batch_dag(succeed, "local_no_queue", soft_fail=True)
