@@ -36,16 +36,17 @@ def decision(
     held: list[int] | None = None,
     *,
     errors: tuple[str, ...] = (),
-    **options: bool,
+    read_failures: bool = False,
+    by_exception: bool = False,
 ) -> Decision:
-    """Decide with workers that leave no reports of failures, unless there are options."""
+    """Decide; by default with workers that leave no reports of failures."""
     reports = {
         key: dict.fromkeys(
             ids, failed_with(key, errors) if states.get(state_key(key)) == FAILED else returned_as_failed(key)
         )
         for key, ids in (failures or {}).items()
     }
-    judgement = Judgement(work, states, reports, IDS, **(options or {"read_failures": False}))
+    judgement = Judgement(work, states, reports, IDS, read_failures=read_failures, by_exception=by_exception)
     found = judgement.on([0, 1, 2] if held is None else held)
     return Decision(
         tuple(position for position, what in found.items() if what is Action.DELETE),
