@@ -230,7 +230,15 @@ def test_the_keeper_defers_with_the_lease_the_work_and_the_failure_rule(dag: DAG
     classpath, arguments = deferred.trigger.serialize()
     assert classpath == "sqs_lease.airflow.triggers.keep.SqsLeaseKeeperTrigger"
     assert arguments["work"] == [
-        {"task_id": "check", "mapped": True, "per_message": True, "chained": False, "returns": False}
+        {
+            "task_id": "check",
+            "mapped": True,
+            "per_message": True,
+            "chained": False,
+            "returns": False,
+            "skipped_behind": (),
+            "skipped_behind_all": False,
+        }
     ]
     assert arguments["on_failure"]["on_failure"] == "backoff"
     assert task_instance.pushed.keys() == {KEEPS_KEY}
