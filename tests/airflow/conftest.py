@@ -11,16 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from sqs_lease.airflow import sensor
-from sqs_lease.airflow.airflow_api.requests import triggerer_reads_signals
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
 from tests.airflow.watched_queue import WatchedQueue
 
 __all__ = ["leased_queues"]
-
-# Airflow 3.2 has no list of variables, by which failures are signalled.
-collect_ignore = [] if triggerer_reads_signals() else ["test_failure_signals.py", "test_scale_load.py"]
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import greenback
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
@@ -15,26 +14,14 @@ from airflow.sdk.execution_time.comms import (
     DeleteVariable,
     ErrorResponse,
     GetTaskStates,
+    GetVariableKeys,
     GetXCom,
     OKResponse,
     SetXCom,
     TaskStatesResult,
+    VariableKeysResult,
     XComResult,
 )
-
-try:
-    from airflow.sdk.execution_time.comms import GetVariableKeys, VariableKeysResult
-except ImportError:
-
-    class GetVariableKeys:  # type: ignore[no-redef]
-        """Asked since Airflow 3.3."""
-
-    class VariableKeysResult:  # type: ignore[no-redef]
-        """The answer."""
-
-
-TRIGGERER_STOPS: Final = ContextVar("triggerer stops", default=False)
-"""Set where a trigger ends because its triggerer stops: nothing reads the supervisor's answers there."""
 
 
 class ScriptedComms:
@@ -76,7 +63,7 @@ class ScriptedComms:
         self.asked.append(request)
         if self.on_request is not None:
             self.on_request(request)
-        if self.silent or TRIGGERER_STOPS.get():
+        if self.silent:
             await asyncio.Event().wait()
         if self.refusing:
             raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
@@ -93,8 +80,8 @@ class ScriptedComms:
                 self.xcoms[place] = request.value
                 self.mapped_lengths[place] = request.mapped_length
                 return None
-            case GetVariableKeys():
-                keys = sorted(key for key in self.variables if key.startswith(request.prefix or ""))
+            case GetVariableKeys(prefix=prefix):
+                keys = sorted(key for key in self.variables if key.startswith(prefix or ""))
                 return VariableKeysResult(keys=keys, total_entries=len(keys))
             case DeleteVariable(key=key):
                 if self.deletes_variables:

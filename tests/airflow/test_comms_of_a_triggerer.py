@@ -16,6 +16,7 @@ from airflow.jobs.triggerer_job_runner import TriggerCommsDecoder
 from airflow.sdk.execution_time.comms import (
     OKResponse,
     TaskStatesResult,
+    VariableKeysResult,
     XComResult,
 )
 
@@ -28,10 +29,9 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull,
     pull_plain_mapping,
     task_states,
-    triggerer_reads_signals,
     variable_keys,
 )
-from tests.airflow.scripted_comms import VariableKeysResult, supervised_by  # type: ignore[attr-defined]
+from tests.airflow.scripted_comms import supervised_by
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ RUN = RunOfTask("dag", "run", "keep")
 REPORT: Final[dict[str, Any]] = {"batchItemFailures": []}
 ANSWERS: Final[Mapping[str, Any]] = {
     "GetTaskStates": TaskStatesResult(task_states={"run": {"load": "success"}}),
-    "GetVariableKeys": VariableKeysResult(keys=["a.1"], total_entries=1) if triggerer_reads_signals() else None,
+    "GetVariableKeys": VariableKeysResult(keys=["a.1"], total_entries=1),
     "DeleteVariable": OKResponse(ok=True),
     "GetXCom": XComResult(key="return_value", value=REPORT),
     "SetXCom": None,
@@ -96,7 +96,7 @@ def asking(question: Callable[[], Awaitable[_T]], *, answers_after: float = 1) -
 
 @pytest.fixture(params=["portal", "threads"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With greenback, as Airflow installs it, and without."""
+    """With greenback, as Airflow 3.3 installs it, and without."""
     if request.param == "threads":
         monkeypatch.setattr(requests, "greenback", None)
     return str(request.param)
@@ -110,12 +110,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             {"run": {"load": "success"}},
             {"type": "GetTaskStates", "dag_id": "dag", "run_ids": ["run"], "task_ids": ["load"]},
         ),
-        pytest.param(
-            lambda: variable_keys("a."),
-            ["a.1"],
-            {"type": "GetVariableKeys", "prefix": "a."},
-            marks=pytest.mark.skipif(not triggerer_reads_signals(), reason="Airflow lists variables since 3.3"),
-        ),
+        (lambda: variable_keys("a."), ["a.1"], {"type": "GetVariableKeys", "prefix": "a."}),
         (lambda: delete_variable("a.1"), None, {"type": "DeleteVariable", "key": "a.1"}),
         (lambda: pull(RUN, "k"), REPORT, {"type": "GetXCom", "key": "k", "task_id": "keep", "map_index": -1}),
         (lambda: pull_plain_mapping(RUN, ("load", 3)), REPORT, {"task_id": "load", "map_index": 3}),
@@ -150,18 +145,3 @@ def test_a_question_that_is_never_answered_is_given_up(way: str, monkeypatch: py
             await task_states("dag", ["run"], ["load"])
 
     asking(ask, answers_after=float("inf"))
-
-
-def test_the_answer_to_a_question_that_was_given_up_goes_to_no_other_question(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Airflow 3.1 gave it to the next one, and its triggerer ended: it is refused for that."""
-    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.05)
-
-    async def ask() -> Any:
-        with pytest.raises(NoAnswerError):
-            await task_states("dag", ["run"], ["load"])
-        monkeypatch.setattr(requests, "ANSWER_SECONDS", 60.0)
-        return await pull(RUN, "k")
-
-    assert asking(ask, answers_after=2)[0] == REPORT

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from airflow.jobs.triggerer_job_runner import TriggerCommsDecoder
+from airflow.triggers.base import BaseTrigger
 
 import sqs_lease.airflow
 from sqs_lease.airflow.airflow_api import release
@@ -18,7 +19,7 @@ ANSWERS = (
 )
 
 
-@pytest.mark.parametrize("version", ["3.2.0", "3.2.2", "3.3.0", "3.10.1", "3.4.0b1"])
+@pytest.mark.parametrize("version", ["3.3.0", "3.3.2", "3.10.1", "3.4.0b1"])
 def test_a_release_that_the_package_works_on_is_not_refused(version: str) -> None:
     release.require_supported(version)
 
@@ -26,6 +27,11 @@ def test_a_release_that_the_package_works_on_is_not_refused(version: str) -> Non
 @pytest.mark.parametrize(
     ("version", "missing"),
     [
+        (
+            "3.2.2",
+            "triggers that hear of what users do (BaseTrigger.on_kill); `from sqs_lease import lease` works there, "
+            "within one task",
+        ),
         ("3.1.8", ANSWERS),
         ("3.0.6", ANSWERS),
         ("2.11.0", "the Task SDK (airflow.sdk); `from sqs_lease import lease` works there, within one task"),
@@ -34,7 +40,7 @@ def test_a_release_that_the_package_works_on_is_not_refused(version: str) -> Non
 def test_an_older_release_is_refused_with_what_it_lacks(version: str, missing: str) -> None:
     with pytest.raises(ImportError) as refused:
         release.require_supported(version)
-    expected = f"sqs_lease.airflow needs Airflow 3.2 or newer, because Airflow {version} lacks {missing}"
+    expected = f"sqs_lease.airflow needs Airflow 3.3 or newer, because Airflow {version} lacks {missing}"
     assert str(refused.value) == expected
 
 
@@ -51,6 +57,7 @@ def test_what_a_dag_imports_says_so(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_the_release_that_is_installed_has_what_older_ones_lack() -> None:
     assert release.is_supported()
     assert hasattr(TriggerCommsDecoder, "start_reader")
+    assert hasattr(BaseTrigger, "on_kill")
 
 
 def test_no_older_release_is_installed_with_the_package() -> None:

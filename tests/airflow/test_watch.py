@@ -67,7 +67,6 @@ def test_it_counts_as_often_as_it_is_told(watched: WatchedQueue) -> None:
     watched.run(scenario)
 
 
-@pytest.mark.skipif(not hasattr(BaseEventTrigger, "open_shared_stream"), reason="Airflow shares streams since 3.3")
 def test_watchers_of_one_queue_share_one_poll_and_each_fires_at_its_own_pace(watched: WatchedQueue) -> None:
     async def scenario() -> None:
         triggerer = watched.triggerer()

@@ -13,7 +13,7 @@ from airflow.models.trigger import Trigger
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from sqs_lease.airflow.airflow_api.requests import RunOfTask, triggers_hear_of_user_actions
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.aws_connection import AwsConnection
 from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.runtime import TriggererKeepers, install
@@ -25,7 +25,7 @@ from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
 from sqs_lease.testing import Fault, FaultRule, MemorySqs, MemoryTransport, TransportCall, VirtualClock, no_faults
-from tests.airflow.scripted_comms import TRIGGERER_STOPS, ScriptedComms
+from tests.airflow.scripted_comms import ScriptedComms
 
 DAG_ID = "dag"
 RUN_ID = "run"
@@ -63,9 +63,7 @@ class RunningTrigger:
             async for event in self.trigger.run():
                 self.events.append(event)
         except asyncio.CancelledError as cancelled:
-            is_user_action = bool(cancelled.args) and cancelled.args[0] == USER_ACTION
-            TRIGGERER_STOPS.set(not is_user_action)
-            if is_user_action and triggers_hear_of_user_actions():
+            if cancelled.args and cancelled.args[0] == USER_ACTION:
                 # Like this, so that the next cancellation may end the wait on Python 3.11, and cleanup() begins.
                 with suppress(asyncio.CancelledError, TimeoutError):
                     await asyncio.wait_for(self.trigger.on_kill(), timeout=ON_KILL_SECONDS)

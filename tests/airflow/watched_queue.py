@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.shared_stream import SharedStreamManager
 
 from sqs_lease.airflow.runtime import install
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
@@ -24,12 +25,6 @@ from sqs_lease.testing import (
 )
 from tests.airflow.virtual_triggerer import RunningTrigger, VirtualTriggerer
 
-try:
-    from airflow.triggers.shared_stream import SharedStreamManager
-except ImportError:
-    # Before Airflow 3.3 each watcher runs for itself.
-    SharedStreamManager = None  # type: ignore[assignment, misc]
-
 LOOK_SECONDS = 0.1
 
 
@@ -39,7 +34,7 @@ class WatchingTriggerer(VirtualTriggerer):
     def __init__(self, sqs: MemorySqs, clock: VirtualClock, name: str = "triggerer") -> None:
         super().__init__(sqs, clock, name)
         self.asked: list[TransportCall] = []
-        self._streams = None if SharedStreamManager is None else SharedStreamManager()
+        self._streams = SharedStreamManager()
         self._ids = 0
 
     def watch(self, trigger: SqsLeaseTrigger) -> RunningTrigger:
@@ -47,16 +42,14 @@ class WatchingTriggerer(VirtualTriggerer):
         install(self.keepers)
         self._ids += 1
         made = SqsLeaseTrigger(**trigger.serialize()[1])
-        shared = made if self._streams is None else _SharingTrigger(made, self._ids, self._streams)
-        running = RunningTrigger(cast("BaseTrigger", shared))
+        running = RunningTrigger(cast("BaseTrigger", _SharingTrigger(made, self._ids, self._streams)))
         self._running.append(running)
         return running
 
     async def kill(self) -> None:
         """End the process."""
         await super().kill()
-        if self._streams is not None:
-            await self._streams.stop_all()
+        await self._streams.stop_all()
 
     def count(self, operation: Operation) -> int:
         """How many calls of one kind its triggers made."""

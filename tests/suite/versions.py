@@ -28,7 +28,6 @@ RESOLUTIONS: Final = ("pinned", "lowest", "newest")
 
 PLATFORMS: Final = {
     "mwaa-3.3.1": ("3.12", "airflow"),
-    "helm-3.2.2": ("3.12", "airflow"),
     "mwaa-3.0.6": ("3.12", "older_airflow"),
     "mwaa-2.11.0": ("3.12", "older_airflow"),
     "spark-4.0": ("3.12", "table_formats"),
@@ -36,8 +35,7 @@ PLATFORMS: Final = {
 """The constraint files in requirements/platforms, each with the Python that the platform has, and the room for it.
 
 Amazon MWAA's files are Airflow's own for those releases: they hold wherever Airflow is installed as its documentation
-says. The Helm chart's default release has those of 3.3.1, but for what 3.2.2 refuses of them. Spark 4.0 is what EMR 8.0
-and Databricks 17.3 LTS have.
+says. Spark 4.0 is what EMR 8.0 and Databricks 17.3 LTS have.
 """
 
 

@@ -17,14 +17,12 @@ from pathlib import Path
 from time import time
 
 import pytest
-from airflow import __version__ as airflow_version
 
 from demo.airflow_api import AirflowApi
 from demo.airflow_stack import migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import pause_seconds
 from demo.sessions import send_signal
-from sqs_lease.airflow.airflow_api.release import release_of
 from tests.processes.airflow.failover.dags_actions.actions import (
     CLOSED,
     DEFERRAL_SECONDS,
@@ -158,14 +156,7 @@ CASES = [
     Case("run_success", When.WORKING, run_marked("success"), Outcome.DELETED, LOADED_SECONDS),
     # Its sensor receives again as the second consumer does, and its second try works on what it got.
     Case("run_cleared", When.WORKING, run_cleared, Outcome.SHARED, 60 + LOADED_SECONDS),
-    Case(
-        "pending_run_success",
-        When.KEPT,
-        run_marked("success"),
-        # Airflow 3.2 sets to success also what had not begun.
-        Outcome.RETURNED if release_of(airflow_version) >= (3, 3) else Outcome.DELETED,
-        LOADED_SECONDS,
-    ),
+    Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
     Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
     Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 35 + LOADED_SECONDS),

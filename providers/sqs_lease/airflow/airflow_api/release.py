@@ -1,7 +1,8 @@
 """Which releases of Airflow the package works on, and which interface older ones lack.
 
-A trigger gives up a question to Airflow that is not answered in time, and Airflow itself ends triggers in the middle of
-one, when a user acts on their task. Since 3.2 the triggerer gives each answer to the question that it belongs to
+Since 3.3 a trigger is told that a user acted on its task (``BaseTrigger.on_kill``), and can list variables by prefix
+(``Variable.keys``). A trigger gives up a question to Airflow that is not answered in time, and Airflow itself ends
+triggers in the middle of one. Since 3.2 the triggerer gives each answer to the question that it belongs to
 (``TriggerCommsDecoder`` has a reader). Before, it gave the answer to the next question, which fails
 ("Response read out of order"), and so does every later one: those of other triggers, and the triggerer's own.
 
@@ -14,7 +15,7 @@ from typing import Final
 
 from airflow import __version__
 
-OLDEST: Final = (3, 2)
+OLDEST: Final = (3, 3)
 """The oldest release that the package works on."""
 
 
@@ -39,11 +40,12 @@ def require_supported(version: str = __version__) -> None:
     """
     if is_supported(version):
         return
-    missing = (
-        "a triggerer that gives each answer to the trigger that asked (TriggerCommsDecoder.start_reader)"
-        if release_of(version) >= (3, 0)
-        else "the Task SDK (airflow.sdk)"
-    )
+    if release_of(version) < (3, 0):
+        missing = "the Task SDK (airflow.sdk)"
+    elif release_of(version) < (3, 2):
+        missing = "a triggerer that gives each answer to the trigger that asked (TriggerCommsDecoder.start_reader)"
+    else:
+        missing = "triggers that hear of what users do (BaseTrigger.on_kill)"
     raise ImportError(
         f"sqs_lease.airflow needs Airflow {'.'.join(map(str, OLDEST))} or newer, because Airflow {version} lacks "
         f"{missing}; `from sqs_lease import lease` works there, within one task"

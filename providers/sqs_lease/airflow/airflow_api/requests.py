@@ -59,12 +59,9 @@ from sqs_lease.airflow.threads import AIRFLOW, XCOM_BACKEND
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
-    from airflow.observability import stats as _stats
+    from airflow.observability import stats
 except ImportError:
-    from airflow.sdk.observability import stats as _stats  # type: ignore[no-redef]
-
-stats: Any = _stats if hasattr(_stats, "incr") else _stats.Stats
-"""Airflow's metrics. Airflow 3.2 has methods of a class in the place of functions."""
+    from airflow.sdk.observability import stats  # type: ignore[no-redef]
 
 try:
     # Not among our own dependencies: where Airflow does without it, so must we.
@@ -456,19 +453,9 @@ async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     return await greenback.with_portal_run_sync(method, **arguments)
 
 
-def triggerer_reads_signals() -> bool:
-    """Whether a triggerer can list the variables that workers set, and may delete them.
-
-    Airflow lists them since 3.3. With several teams, variables belong to the worker's team.
-    """
-    return hasattr(Variable, "keys") and not conf.getboolean("core", "multi_team", fallback=False)
-
-
-def triggers_hear_of_user_actions() -> bool:
-    """Whether a trigger is told that a user acted on its task, by ``on_kill()``: since Airflow 3.3."""
-    from airflow.triggers.base import BaseTrigger
-
-    return hasattr(BaseTrigger, "on_kill")
+def triggerer_deletes_variables() -> bool:
+    """Whether a triggerer may delete what a worker sets: with several teams, variables belong to the worker's team."""
+    return not conf.getboolean("core", "multi_team", fallback=False)
 
 
 async def variable_keys(prefix: str) -> list[str]:

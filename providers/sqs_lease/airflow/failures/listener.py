@@ -97,14 +97,14 @@ def _counts_as_running(task_instance: Any) -> bool:
 def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], key: str, report: Any) -> None:
     from airflow.sdk import Variable
 
-    from sqs_lease.airflow.airflow_api.requests import triggerer_reads_signals, triggers_are_supported
+    from sqs_lease.airflow.airflow_api.requests import triggerer_deletes_variables, triggers_are_supported
 
     try:
         if not _counts_as_running(task_instance):
             return
         # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=key, value=report)
-        if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_reads_signals()):
+        if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_deletes_variables()):
             return  # Nobody looks for a signal: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:

@@ -39,8 +39,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull,
     run_of,
     task_states,
-    triggerer_reads_signals,
-    triggers_hear_of_user_actions,
+    triggerer_deletes_variables,
 )
 from sqs_lease.airflow.failures.report import are_reported
 from sqs_lease.airflow.runtime import (
@@ -93,12 +92,6 @@ EARLIER_TRY_SECONDS: Final = 5.0
 
 Airflow starts the new try's trigger up to a second before it tells the earlier one that it was cleared. By then that
 one has noted what it settled, and how long the leases last.
-"""
-
-ANSWER_AT_END_SECONDS: Final = 3.0
-"""How long a trigger that is cancelled waits for its task's state, before Airflow 3.3.
-
-A triggerer that stops gives no answer, and is killed after 10 s. The last extensions take 4 s of these at most.
 """
 
 
@@ -204,7 +197,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Leases held twice are twice as much for the garbage collector, with many keepers.
         del handed
-        listen_to = signals.prefix if signals is not None and triggerer_reads_signals() else None
+        listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
         with keepers.poller.watch(
             task.dag_id,
@@ -310,7 +303,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if keepers is not None and batch is not None:
                 if self._stood_still(keepers):
                     batch.forget()
-                elif triggers_hear_of_user_actions() or not await self._ended_by_user(batch):
+                else:
                     await last_calls(batch, batch.pass_on(self.handoff_timeout_seconds))
             if keepers is not None and shared_keeper is not None:
                 await keepers.release(shared_keeper)
@@ -339,50 +332,15 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.warning("Leaving the leases alone, because it is not known what was settled before, or elsewhere")
             batch.forget()
             return
+        task = run_of(self.task_instance)
+        receiving = self._receiving(task)
         try:
-            kept = await self._kept_by_in_the_end(handed, keepers)
+            kept = await self._kept_by_in_the_end(task, receiving, handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
             )
             kept = _Kept.ELSEWHERE
-        await self._leave(batch, kept, handed, settler, keepers)
-
-    async def _kept_by_in_the_end(self, handed: HandedLease, keepers: TriggererKeepers) -> _Kept:
-        """Ask whose the batch is until there is an answer. The keeper holds it meanwhile."""
-        ends_at = keepers.clock.now() + PATIENCE_SECONDS
-        while True:
-            try:
-                return await self._kept_by(run_of(self.task_instance), handed)
-            except NoAnswerError as error:
-                if keepers.clock.now() >= ends_at:
-                    raise
-                logger.warning("Asking again who keeps the messages: %s", error)
-
-    async def _ended_by_user(self, batch: Batch) -> bool:
-        """Do what :meth:`on_kill` does if a user acted on the task, where Airflow does not say so (before 3.3).
-
-        It is asked for the task's state. A triggerer that stops no longer reads the answer.
-
-        Returns:
-            Whether it was so, or another trigger has the leases.
-        """
-        keepers, handed, settler = self._keepers, self._handed, self._settler
-        if keepers is None or handed is None or settler is None or batch.count_held() == 0:
-            return False
-        try:
-            async with asyncio.timeout(ANSWER_AT_END_SECONDS):
-                kept = await self._kept_by(run_of(self.task_instance), handed)
-        except (CommsError, TimeoutError):
-            return False
-        await self._leave(batch, kept, handed, settler, keepers)
-        return True
-
-    async def _leave(
-        self, batch: Batch, kept: _Kept, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
-    ) -> None:
-        task = run_of(self.task_instance)
-        receiving = self._receiving(task)
         if kept in (_Kept.NOBODY, _Kept.CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             # Of a cleared run the note would take the place of one about the new batch.
@@ -408,8 +366,20 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
 
-    async def _kept_by(self, task: RunOfTask, handed: HandedLease) -> _Kept:
-        receiving = self._receiving(task)
+    async def _kept_by_in_the_end(
+        self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
+    ) -> _Kept:
+        """Ask whose the batch is until there is an answer. The keeper holds it meanwhile."""
+        ends_at = keepers.clock.now() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._kept_by(task, receiving, handed)
+            except NoAnswerError as error:
+                if keepers.clock.now() >= ends_at:
+                    raise
+                logger.warning("Asking again who keeps the messages: %s", error)
+
+    async def _kept_by(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _Kept:
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
         if begins_again(receiving, states):
             return _Kept.CLEARED
