@@ -14,9 +14,9 @@ from sqs_lease.airflow import sqs_lease
 
 VISIBILITY_SECONDS = 12
 """A third of it is left for an extension that a busy machine delays."""
-HANDOFF_SECONDS = 30
+HANDOFF_SECONDS = 75
 """Shorter than the work, so that the keeper must extend; longer than the keeper needs to begin."""
-WORK_SECONDS = 37
+WORK_SECONDS = 75
 
 
 def work(seconds: float) -> None:

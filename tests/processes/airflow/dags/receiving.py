@@ -12,7 +12,7 @@ from sqs_lease.airflow import read_messages, sqs_lease
 
 VISIBILITY_SECONDS = 12
 """A third of it is left for an extension that a busy machine delays."""
-WORK_SECONDS = 25
+WORK_SECONDS = 40
 STORED_MESSAGES = 500
 
 
@@ -28,7 +28,7 @@ def receiving_dag(name: str, work: Any, **options: Any) -> None:
                 "visibility": VISIBILITY_SECONDS,
                 "timeout": 60,
                 "linger": 2,
-                "handoff_timeout": 20,
+                "handoff_timeout": 75,
                 **options,
             },
         )
