@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from uuid import uuid4
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ from demo.processes import ROOT
 from demo.sqs_server import SqsServer
 from sqs_lease.testing import LeasedQueue
 from tests.dagster.test_spark_page import BAD, GOOD, code, declared, in_directory, materialize, orders, stored
+from tests.processes.dagster.queues import create_queue
 
 __all__ = ["orders"]
 
@@ -75,9 +75,7 @@ def test_an_interrupted_materialization_stores_nothing_and_the_next_one_all_of_i
 
 def queue_with_orders(server: SqsServer, visibility_seconds: int) -> str:
     sqs = server.sqs_client()
-    queue = sqs.create_queue(QueueName=f"orders-{uuid4()}", Attributes={"VisibilityTimeout": str(visibility_seconds)})[
-        "QueueUrl"
-    ]
+    queue = create_queue(sqs, visibility_seconds)
     for body in [*GOOD, BAD]:
         sqs.send_message(QueueUrl=queue, MessageBody=body)
     return queue
