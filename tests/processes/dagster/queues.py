@@ -16,5 +16,6 @@ def create_queue(sqs: SQSClient, visibility_seconds: int) -> str:
     dead = sqs.create_queue(QueueName=f"{name}-dead-letters")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "10"})
-    attributes = {"VisibilityTimeout": str(visibility_seconds), "RedrivePolicy": redrive}
-    return sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+    return sqs.create_queue(
+        QueueName=name, Attributes={"VisibilityTimeout": str(visibility_seconds), "RedrivePolicy": redrive}
+    )["QueueUrl"]
