@@ -249,8 +249,8 @@ def test_every_message_is_deleted_once(story: Story) -> None:
 
 
 def test_another_triggerer_takes_over_within_seconds_when_one_is_stopped(story: Story) -> None:
-    # It takes 1 to 3 s from when it has stopped; the rest is for the first answer of another one on a loaded machine, where
-    # 128 s were seen. That no lease ran out meanwhile is another test.
+    # It takes 1 to 3 s from when it has stopped; the rest is for the first answer of another one on a loaded machine,
+    # where 128 s were seen. That no lease ran out meanwhile is another test.
     assert story.after_stop_seconds < 300
 
 
