@@ -11,7 +11,7 @@ import pytest
 from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 from botocore.exceptions import ClientError
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection, make_transport, translate_aws_errors
 from sqs_lease.sqs import errors
 from sqs_lease.version import VERSION
 from tests.sqs.scripted_server import Answer, scripted_server

@@ -12,11 +12,10 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
 
-from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow import SqsLeaseSensor, collector, sqs_lease
+from sqs_lease.airflow.collector import ReceiveOptions
+from sqs_lease.airflow.payload import INLINE_BYTES
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.airflow.receiving import collector
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.transfer.payload import INLINE_BYTES
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Fixed

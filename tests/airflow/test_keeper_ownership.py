@@ -10,7 +10,7 @@ import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
-from sqs_lease.airflow.receiving.collector import with_visibility
+from sqs_lease.airflow.collector import with_visibility
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS
 from sqs_lease.core.policies import Fixed, Growing, Threshold

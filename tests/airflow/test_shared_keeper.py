@@ -14,7 +14,7 @@ from airflow.providers.amazon.aws.hooks import base_aws
 from botocore.loaders import JSONFileLoader
 
 from sqs_lease.airflow import runtime
-from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
+from sqs_lease.airflow.connection import AwsConnection, open_transport
 from sqs_lease.airflow.runtime import TriggererKeepers, install, triggerer_keepers
 from sqs_lease.sqs.errors import EndpointUnreachableError
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow.transfer import lease
-from sqs_lease.airflow.transfer.handover import adopt
-from sqs_lease.airflow.transfer.payload import read_lease, read_messages
+from sqs_lease.airflow import sealed_lease as lease
+from sqs_lease.airflow.handover import adopt
+from sqs_lease.airflow.payload import read_lease, read_messages
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.batch import Batch

@@ -11,9 +11,7 @@ BELOW = {
     "airflow_api": set(),
     "failures": {"airflow_api"},
     "settlement": {"airflow_api", "failures"},
-    "transfer": {"airflow_api", "settlement"},
-    "receiving": {"airflow_api", "transfer"},
-    "triggers": {"airflow_api", "failures", "transfer", "settlement", "receiving"},
+    "triggers": {"airflow_api", "failures", "settlement"},
     "page": set(),
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""

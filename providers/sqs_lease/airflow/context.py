@@ -369,7 +369,7 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keep
 if TYPE_CHECKING:
     from airflow.sdk.types import WeightRuleParam
 
-    from sqs_lease.airflow.receiving.filters import UnmatchedRule
+    from sqs_lease.airflow.filters import UnmatchedRule
     from sqs_lease.core.durations import Duration
     from sqs_lease.core.policies import RenewalPolicy
 

@@ -22,13 +22,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 
 from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
+from sqs_lease.airflow.collector import ReceiveOptions
 from sqs_lease.airflow.failures.report import are_reported
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.receiving.worker import WorkerLease
+from sqs_lease.airflow.payload import BatchValue, remove_batch
 from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import Settler
-from sqs_lease.airflow.transfer.payload import BatchValue, remove_batch
+from sqs_lease.airflow.worker import WorkerLease
 from sqs_lease.core.failure_rules import FailureRule
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from sqs_lease.airflow.airflow_api.polling import StatePoller
 from sqs_lease.airflow.airflow_api.requests import request_limiter
-from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
+from sqs_lease.airflow.connection import AwsConnection, load_client_code, open_transport
 from sqs_lease.airflow.metrics import MEASURE_SECONDS, AirflowMeter, Gauges
 from sqs_lease.airflow.threads import CLIENTS
 from sqs_lease.clock import Clock, SystemClock

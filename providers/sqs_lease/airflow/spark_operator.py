@@ -24,7 +24,7 @@ from airflow.sdk import BaseHook, BaseOperator, ObjectStoragePath, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
-from sqs_lease.airflow.transfer.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
+from sqs_lease.airflow.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.core.messages import Message

@@ -1,6 +1,6 @@
 """The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
 
-It always begins in the same way (:mod:`sqs_lease.airflow.transfer.handover`): it adopts the leases in its arguments,
+It always begins in the same way (:mod:`sqs_lease.airflow.handover`): it adopts the leases in its arguments,
 less what the progress note says was settled, and with the deadlines that are known since. The next extension is made
 when the policy says so. How it ends:
 
@@ -42,6 +42,8 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_deletes_variables,
 )
 from sqs_lease.airflow.failures.report import are_reported
+from sqs_lease.airflow.handover import ENDED, adopt, begins_again, hand_on, note_end
+from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
     SharedKeeper,
@@ -50,13 +52,11 @@ from sqs_lease.airflow.runtime import (
     shielded,
     triggerer_keepers,
 )
+from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
-from sqs_lease.airflow.transfer.handover import ENDED, adopt, begins_again, hand_on, note_end
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
-from sqs_lease.airflow.transfer.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
@@ -108,7 +108,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     """Keeps and settles one batch.
 
     Args:
-        lease: What the sensor published, see :class:`~sqs_lease.airflow.transfer.lease.HandedLease`.
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.sealed_lease.HandedLease`.
         receive_task_id: The sensor's task, whose return value has the messages.
         work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
         on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.

@@ -3,7 +3,7 @@
 As its last act it extends the leases by the hand-off timeout and publishes two XComs of its task: ``lease``, what the
 keeper needs, and ``return_value``, the messages without their receipt handles. Then it ends the task as successful from
 the triggerer, without another worker slot. Nothing of the batch stays in this process
-(:mod:`sqs_lease.airflow.transfer.handover`).
+(:mod:`sqs_lease.airflow.handover`).
 
 When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it releases
 what it received. A trigger that resumes after its process was killed looks whether the one before it had come so far.
@@ -30,9 +30,17 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull,
     run_of,
 )
-from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.collector import Collector, ReceiveOptions
+from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.handover import adopt, hand_on
 from sqs_lease.airflow.links import LINK_KEY
-from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
+from sqs_lease.airflow.payload import (
+    PublishedMessages,
+    find_refused,
+    load_lease,
+    publishable,
+    remove_files,
+)
 from sqs_lease.airflow.runtime import (
     DEFERRAL_SECONDS,
     SharedKeeper,
@@ -41,15 +49,7 @@ from sqs_lease.airflow.runtime import (
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.airflow.transfer.handover import adopt, hand_on
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, warn_if_plain
-from sqs_lease.airflow.transfer.payload import (
-    PublishedMessages,
-    find_refused,
-    load_lease,
-    publishable,
-    remove_files,
-)
+from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, warn_if_plain
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Message, Receipt

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from airflow.sdk import Asset
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.dag_file import check_queue, refuse_sensor_options
 from sqs_lease.airflow.metrics import PollAge
 from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, triggerer_keepers

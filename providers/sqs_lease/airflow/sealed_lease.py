@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal, unseal
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
@@ -111,7 +111,7 @@ class HandedLease:
     def decode(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
         """Build it from what :meth:`encode` returned, in a process of the same deployment.
 
-        Leases that are stored are left out; :func:`sqs_lease.airflow.transfer.payload.load_lease` reads them.
+        Leases that are stored are left out; :func:`sqs_lease.airflow.payload.load_lease` reads them.
 
         Args:
             plain: The plain values, from whoever may edit XComs.

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
-from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.transfer.handover import hand_on
-from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, warn_if_plain
-from sqs_lease.airflow.transfer.payload import BatchValue, publishable, read_lease, remove_batch
+from sqs_lease.airflow.collector import Collector, ReceiveOptions
+from sqs_lease.airflow.connection import AwsConnection, make_transport, translate_aws_errors
+from sqs_lease.airflow.handover import hand_on
+from sqs_lease.airflow.payload import BatchValue, publishable, read_lease, remove_batch
+from sqs_lease.airflow.sealed_lease import HandedLease, PayloadError, warn_if_plain
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Lease, Message

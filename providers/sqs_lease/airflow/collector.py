@@ -23,8 +23,8 @@ from typing import Any, Final, TypeVar
 
 from airflow.sdk.configuration import conf
 
-from sqs_lease.airflow.receiving.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
-from sqs_lease.airflow.transfer.payload import INLINE_BYTES, published_bytes, why_unpublishable
+from sqs_lease.airflow.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
+from sqs_lease.airflow.payload import INLINE_BYTES, published_bytes, why_unpublishable
 from sqs_lease.clock import Clock
 from sqs_lease.core import policies
 from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
@@ -60,8 +60,8 @@ class CollectOptions:
         queue: The queue's URL, name or ARN.
         lease: How messages are received and held, those that do not match included; ``on_failure`` is for unusable
             messages. Until when to wait for a first message is said for each collection.
-        filter: The arguments of :class:`~sqs_lease.airflow.receiving.filters.MessageFilter`; None lets all through.
-        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.receiving.filters.encode_unmatched` gives it;
+        filter: The arguments of :class:`~sqs_lease.airflow.filters.MessageFilter`; None lets all through.
+        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.filters.encode_unmatched` gives it;
             None leaves them alone until their visibility timeout ends.
         stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
     """

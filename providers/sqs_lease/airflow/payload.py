@@ -28,8 +28,8 @@ from airflow.sdk.configuration import conf
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerError, RunOfTask, pull
 from sqs_lease.airflow.dag_file import is_final
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
+from sqs_lease.airflow.sealed_lease import HandedLease, OtherKeyError, PayloadError, seal_leases
 from sqs_lease.airflow.threads import FILES
-from sqs_lease.airflow.transfer.lease import HandedLease, OtherKeyError, PayloadError, seal_leases
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message, plain_attributes
 
