@@ -17,7 +17,7 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.worker import release_handed
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy

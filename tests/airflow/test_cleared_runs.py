@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.sealed_lease import LEASE_KEY
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work

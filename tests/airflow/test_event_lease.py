@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, SqsLeaseTrigger, sqs_lease
-from sqs_lease.airflow.sealed_lease import LEASE_KEY
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.airflow.scripted_comms import ScriptedComms

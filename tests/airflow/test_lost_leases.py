@@ -14,7 +14,7 @@ from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from sqs_lease.airflow.sealed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.settlement.lost_leases import CALLBACK_SECONDS, RAISE, WARN, encode_on_lost
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.core.events import Outcome

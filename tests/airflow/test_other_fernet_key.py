@@ -13,8 +13,8 @@ from cryptography.fernet import Fernet
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api import requests as sdk
+from sqs_lease.airflow.handover import LEASE_KEY, PayloadError
 from sqs_lease.airflow.payload import load_lease
-from sqs_lease.airflow.sealed_lease import LEASE_KEY, PayloadError
 from sqs_lease.airflow.worker import give_back_handed
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
 from tests.airflow.contexts import context_of

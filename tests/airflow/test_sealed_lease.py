@@ -11,8 +11,8 @@ import pytest
 from sqs_lease.airflow.airflow_api import requests
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal
 from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import HandedLease, OtherKeyError, PayloadError, warn_if_plain
 from sqs_lease.airflow.payload import read_lease, write_batch
-from sqs_lease.airflow.sealed_lease import HandedLease, OtherKeyError, PayloadError, warn_if_plain
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import decode_policy, encode_policy

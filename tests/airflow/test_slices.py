@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow import sealed_lease as lease
+from sqs_lease.airflow import handover as lease
 from sqs_lease.airflow.handover import adopt
 from sqs_lease.airflow.payload import read_lease, read_messages
 from sqs_lease.core.messages import Lease, Message

@@ -31,13 +31,13 @@ from sqs_lease.airflow.filter_process import (
     answer_of,
 )
 from sqs_lease.airflow.filters import MessageFilter
+from sqs_lease.airflow.handover import HandedLease, PayloadError, seal_leases
 from sqs_lease.airflow.payload import (
     messages_of,
     published_bytes,
     read_lease,
     why_unpublishable,
 )
-from sqs_lease.airflow.sealed_lease import HandedLease, PayloadError, seal_leases
 from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work

@@ -25,10 +25,9 @@ from airflow.sdk.exceptions import (
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease, worker
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
-from sqs_lease.airflow.sealed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
-from sqs_lease.airflow.worker import GivenBackError
+from sqs_lease.airflow.worker import GivenBackError, give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import (

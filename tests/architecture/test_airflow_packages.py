@@ -11,7 +11,7 @@ BELOW = {
     "airflow_api": set(),
     "failures": {"airflow_api"},
     "settlement": {"airflow_api", "failures"},
-    "triggers": {"airflow_api", "failures", "settlement"},
+    "triggers": {"airflow_api", "settlement"},
     "page": set(),
 }
 """What each package imports of the others; the modules beside them, which put everything together, are free."""

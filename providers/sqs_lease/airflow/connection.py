@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, NoRegionError
 
 from sqs_lease.airflow.dag_file import check_type
-from sqs_lease.airflow.threads import CLIENTS
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
@@ -33,6 +33,9 @@ A client opens them only when it needs them. ``max_pool_connections`` in the use
 
 CONNECT_SECONDS: Final = 30.0
 """How long to wait until the Airflow connection is read and the client is made."""
+
+CLIENTS: Final = DaemonThreads(8, "sqs-lease clients")
+"""Threads for what makes clients: Airflow's connections, which a secrets backend may look up, and botocore's models."""
 
 _READ_BY_EVERY_CLIENT: Final = ("_retry", "endpoints", "partitions", "sdk-default-configuration")
 """Which of botocore's data files a client reads whatever its service is."""

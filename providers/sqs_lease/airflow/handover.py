@@ -16,25 +16,45 @@ Who stops holding, and what it does:
 Who starts holding is always the keeper's trigger (:mod:`sqs_lease.airflow.triggers.keep`), and always in the same way:
 it adopts the leases in its arguments, less what the progress note says. A first start, a restart after a crash and a
 keeper that was cleared are the same path.
+
+**What is written** (:class:`HandedLease`) goes through XCom. Whoever may edit XComs could turn it against its
+deployment: name another file to be removed, another queue's receipts, another connection. So the plain values are
+``{"messages": number, "sealed": text}``, and everything that names a queue, a connection, a file or a message is within
+the seal (Airflow's Fernet key). The text has these lines, each sealed by itself, because nothing else runs while one is
+encoded:
+
+- the *head*: the task of the run that it was made for, the batch, the queue, the policy, the connection, when the
+  leases were written and how many there are, where messages and leases are stored if they are (``payload.py``), and
+  in which trace they were received;
+- a line for each thousand leases, with the batch and the place of its first lease. Of a stored batch these lines are in
+  a file instead.
+
+What does not open, or was made for another task, another run or another batch, is refused. Without a Fernet key
+Airflow stores everything in plain text, and nothing of this is checked: :func:`warn_if_plain` says so.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish
+import msgspec
+
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish, seal, unseal
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Never, RenewalPolicy
+from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, RoundLimiter
-from sqs_lease.keeper.plain_leases import WrittenBatch
+from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, encode_leases
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +153,214 @@ async def note_end(receiving: RunOfTask, batch_id: str, messages: int, progress:
         await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
     except CommsError as error:
         logger.warning("It cannot be written that the batch of %s has ended: %s", receiving, error)
+
+
+LEASE_KEY: Final = "lease"
+"""The sensor's XCom key for it; the messages themselves, without receipt handles, are the sensor's return value."""
+
+HANDED_KEY: Final = "handed"
+"""The keeper's XCom key for the same, until it begins: Airflow deletes a task's XComs when a try of it begins.
+
+So a sensor that was cleared finds in it what its earlier try handed on, as long as no keeper took it.
+"""
+
+
+class PayloadError(RuntimeError):
+    """The files or the leases of a batch cannot be written or read; the text says which and what to do."""
+
+
+class OtherKeyError(PayloadError):
+    """The leases were encrypted with another Fernet key than this process has; no second try helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedLease:
+    """A batch on its way from the task that received it to its keeper.
+
+    Attributes:
+        queue_url: The queue.
+        policy: The renewal policy, with the visibility timeout filled in.
+        connection: How AWS is reached.
+        written: The leases, in the order of the messages in the sensor's return value. Without leases where these are
+            stored, until they were read.
+        messages: How many leases there are.
+        manifest_uri: Where the messages are stored; None where they are in XCom.
+        leases_uri: Where the leases are stored; None where they are in XCom.
+        trace: What the span of the lease needs, see :func:`~sqs_lease.keeper.telemetry.trace_of`.
+    """
+
+    queue_url: str
+    policy: RenewalPolicy
+    connection: AwsConnection
+    written: WrittenBatch
+    messages: int
+    manifest_uri: str | None = None
+    leases_uri: str | None = None
+    trace: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_id(self) -> str:
+        """What names the batch within a deployment."""
+        return self.written.batch_id
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """The leases; times in seconds since the epoch."""
+        return self.written.leases
+
+    def encode(self, receiving: RunOfTask) -> dict[str, Any]:
+        """Return it as plain values for the keeper of a task's run."""
+        head = {
+            "made_for": [receiving.dag_id, receiving.run_id, receiving.task_id],
+            "batch_id": self.batch_id,
+            "written_at": self.written.written_at,
+            "queue_url": self.queue_url,
+            "policy": encode_policy(self.policy),
+            "connection": self.connection.encode(),
+            "messages": self.messages,
+            "manifest_uri": self.manifest_uri,
+            "leases_uri": self.leases_uri,
+            "trace": self.trace,
+        }
+        lines = [seal(msgspec.json.encode(head).decode())]
+        if self.leases_uri is None:
+            lines.append(seal_leases(self.written))
+        return {"messages": self.messages, "sealed": "\n".join(lines)}
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
+        """Build it from what :meth:`encode` returned, in a process of the same deployment.
+
+        Leases that are stored are left out; :func:`sqs_lease.airflow.payload.load_lease` reads them.
+
+        Args:
+            plain: The plain values, from whoever may edit XComs.
+            receiving: The task that they must have been made for.
+
+        Raises:
+            OtherKeyError: They cannot be decrypted.
+            PayloadError: They are something else, or were made for another task, run or batch.
+        """
+        handed = cls.decode_head(plain, receiving)
+        if handed.leases_uri is not None:
+            return handed
+        return handed.with_leases(plain["sealed"].partition("\n")[2], receiving)
+
+    @classmethod
+    def decode_head(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
+        """The same without the leases."""
+        sealed = plain.get("sealed")
+        if not isinstance(sealed, str) or not sealed:
+            raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
+        head = _decoded_head(_opened(sealed.partition("\n")[0], receiving), receiving)
+        if head.made_for != [receiving.dag_id, receiving.run_id, receiving.task_id]:
+            raise PayloadError(
+                f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so nothing "
+                f"of it is used: {_AGAIN}"
+            )
+        return cls(
+            head.queue_url,
+            decode_policy(head.policy),
+            AwsConnection.decode(head.connection),
+            WrittenBatch(head.batch_id, head.written_at, ()),
+            head.messages,
+            head.manifest_uri,
+            head.leases_uri,
+            head.trace,
+        )
+
+    def with_leases(self, sealed: str, receiving: RunOfTask) -> HandedLease:
+        """Add what :func:`seal_leases` returned.
+
+        Raises:
+            OtherKeyError: It cannot be decrypted.
+            PayloadError: It is something else, or of another batch.
+        """
+        leases: list[Lease] = []
+        is_ours = True
+        for line in sealed.splitlines():
+            batch_id, place, some = _decoded_leases(_opened(line, receiving), receiving)
+            is_ours &= batch_id == self.batch_id and place == len(leases)
+            leases += some
+        if not is_ours or len(leases) != self.messages:
+            raise PayloadError(
+                f"the leases of {receiving} are not those of the batch that it received, so none is used: {_AGAIN}"
+            )
+        return replace(self, written=replace(self.written, leases=tuple(leases)))
+
+
+_AGAIN: Final = "clear that task with its downstream tasks to receive again"
+
+
+class _Head(msgspec.Struct):
+    """The first line, as :meth:`HandedLease.encode` writes it."""
+
+    made_for: list[str]
+    batch_id: str
+    written_at: float
+    queue_url: str
+    policy: dict[str, Any]
+    connection: dict[str, Any]
+    messages: int
+    manifest_uri: str | None
+    leases_uri: str | None
+    trace: dict[str, Any]
+
+
+_HEAD: Final = msgspec.json.Decoder(_Head)
+_LINE: Final = msgspec.json.Decoder(tuple[str, int, msgspec.Raw])
+
+
+def seal_leases(written: WrittenBatch) -> str:
+    """Return the leases of a batch as sealed lines."""
+    leases: Sequence[Lease] = written.leases
+    starts = range(0, len(leases), LEASES_IN_A_ROUND)
+    return "\n".join(
+        seal(f"[{json.dumps(written.batch_id)},{start},{encode_leases(leases[start : start + LEASES_IN_A_ROUND])}]")
+        for start in starts
+    )
+
+
+def warn_if_plain(plain: Mapping[str, Any]) -> None:
+    """Warn where Airflow has an empty Fernet key, so that the plain values of a lease are readable by everybody."""
+    if str(plain["sealed"]).startswith("{"):
+        logger.warning(
+            "Airflow has no Fernet key, so receipt handles are stored in plain text, and so are passwords of "
+            "connections; whoever may edit XComs can have other messages deleted. Set [core] fernet_key "
+            "(AIRFLOW__CORE__FERNET_KEY) for all processes"
+        )
+
+
+def _opened(line: str, receiving: RunOfTask) -> str:
+    try:
+        return unseal(line)
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies
+        # Not the error itself: without a key what is decoded are receipt handles.
+        raise OtherKeyError(
+            f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
+            "than this one, or without one, or somebody changed them. Set the same [core] fernet_key "
+            "(AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+        ) from None
+
+
+def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
+    try:
+        return _HEAD.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise _unreadable(receiving) from None
+
+
+def _decoded_leases(text: str, receiving: RunOfTask) -> tuple[str, int, list[Lease]]:
+    """The batch of a line, the place of its first lease, and its leases."""
+    try:
+        batch_id, place, rows = _LINE.decode(text)
+        return batch_id, place, decode_leases(bytes(rows).decode())
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise _unreadable(receiving) from None
+
+
+def _unreadable(receiving: RunOfTask) -> PayloadError:
+    return OtherKeyError(
+        f"the leases of {receiving} cannot be read: this process has another Fernet key than the one that wrote them, "
+        "or none. Set the same [core] fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
+    )

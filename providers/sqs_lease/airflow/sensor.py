@@ -46,8 +46,8 @@ from sqs_lease.airflow.dag_file import (
     warn_author,
 )
 from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.local_run import receive_locally
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator, handoff_seconds
 from sqs_lease.airflow.payload import (
     BatchValue,
@@ -56,9 +56,8 @@ from sqs_lease.airflow.payload import (
     find_refused,
     messages_of,
 )
-from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, PayloadError
 from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
-from sqs_lease.airflow.worker import WorkerLease, give_back_handed
+from sqs_lease.airflow.worker import WorkerLease, give_back_handed, receive_locally
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import connection
-from sqs_lease.airflow.sealed_lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.worker import GivenBackError
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by

@@ -25,6 +25,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
+from airflow.sdk.configuration import conf
+
 from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
@@ -33,6 +35,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     variable_keys,
 )
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -368,6 +371,12 @@ SIGNALS_PREFIX: Final = "sqs_lease_failure."
 """With this begin the keys of all variables that are signals."""
 
 SIGNAL_DESCRIPTION: Final = "A work task of an SQS lease failed; its keeper deletes this variable at once."
+
+
+def are_reported() -> bool:
+    """Whether workers report failures, by signals and by what they leave, as Airflow's configuration says."""
+    wanted: bool = conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True)
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

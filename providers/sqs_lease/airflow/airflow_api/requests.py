@@ -55,7 +55,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
 
-from sqs_lease.airflow.threads import AIRFLOW, XCOM_BACKEND
+from sqs_lease.daemon_threads import DaemonThreads
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
@@ -115,6 +115,12 @@ ANSWER_SECONDS: Final = 10.0
 
 BACKEND_SECONDS: Final = 60.0
 """How long an XCom backend of the user's own may take to read one value."""
+
+_ASKING: Final = DaemonThreads(16, "sqs-lease asking Airflow")
+"""For questions where greenback is missing: more than there are questions at once."""
+
+_XCOM_BACKEND: Final = DaemonThreads(16, "sqs-lease XCom backend")
+"""For an XCom backend of the user's own: one that hangs stops no questions."""
 
 RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
@@ -259,7 +265,7 @@ async def publish(
         serialised = BaseXCom.serialize_value(value, key=key, **place)
     else:
         # A backend of the user's own may write to another service, and blocks while it does.
-        serialised = await XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
+        serialised = await _XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
     stored = {**place, "key": key, "value": serialised}
     if mapped_length is not None:
         stored["_mapped_length"] = mapped_length
@@ -416,7 +422,7 @@ async def _deserialised_by_backend(stored: Any) -> Any:
     """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
-            return await XCOM_BACKEND.run(XCom.deserialize_value, stored)
+            return await _XCOM_BACKEND.run(XCom.deserialize_value, stored)
     except Exception as error:
         # A backend may raise anything; for the trigger it is a missing answer.
         raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
@@ -449,7 +455,7 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
 
 async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     if greenback is None:
-        return await AIRFLOW.run(partial(method, **arguments))
+        return await _ASKING.run(partial(method, **arguments))
     return await greenback.with_portal_run_sync(method, **arguments)
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.listeners import hookimpl
 
-from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals
-from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport, are_reported
+from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals, are_reported
+from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.operators import SqsLeaseKeeperOperator

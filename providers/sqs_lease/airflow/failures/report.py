@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from airflow.sdk.configuration import conf
-
-from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.core.failure_rules import exception_names, named_message_ids
 
 FAILURE_KEY: Final = "sqs_lease_failure"
@@ -24,12 +21,6 @@ FAILURE_KEY: Final = "sqs_lease_failure"
 
 SKIP_KEY: Final = "sqs_lease_skip"
 """The XCom key by which a task instance says that it skipped itself while it ran."""
-
-
-def are_reported() -> bool:
-    """Whether workers leave reports, by Airflow's configuration."""
-    wanted: bool = conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True)
-    return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     LONGEST_UNSIGNALLED_SECONDS,
     FailureSignals,
+    are_reported,
 )
 from sqs_lease.airflow.airflow_api.requests import (
     PATIENCE_SECONDS,
@@ -41,23 +42,31 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.failures.report import are_reported
-from sqs_lease.airflow.handover import ENDED, adopt, begins_again, hand_on, note_end
-from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
-from sqs_lease.airflow.runtime import (
-    DEFERRAL_SECONDS,
-    SharedKeeper,
-    TriggererKeepers,
-    last_calls,
-    shielded,
-    triggerer_keepers,
+from sqs_lease.airflow.handover import (
+    ENDED,
+    HANDED_KEY,
+    LEASE_KEY,
+    HandedLease,
+    OtherKeyError,
+    adopt,
+    begins_again,
+    hand_on,
+    note_end,
 )
-from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
+from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
-from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
+from sqs_lease.airflow.triggers.shared import (
+    DEFERRAL_SECONDS,
+    SharedKeeper,
+    TriggererKeepers,
+    last_calls,
+    raises_type_errors_only,
+    shielded,
+    triggerer_keepers,
+)
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.policies import Never
@@ -108,7 +117,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     """Keeps and settles one batch.
 
     Args:
-        lease: What the sensor published, see :class:`~sqs_lease.airflow.sealed_lease.HandedLease`.
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.handover.HandedLease`.
         receive_task_id: The sensor's task, whose return value has the messages.
         work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
         on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.

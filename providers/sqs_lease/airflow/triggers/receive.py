@@ -32,7 +32,7 @@ from sqs_lease.airflow.airflow_api.requests import (
 )
 from sqs_lease.airflow.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
-from sqs_lease.airflow.handover import adopt, hand_on
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, adopt, hand_on, warn_if_plain
 from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.payload import (
     PublishedMessages,
@@ -41,7 +41,7 @@ from sqs_lease.airflow.payload import (
     publishable,
     remove_files,
 )
-from sqs_lease.airflow.runtime import (
+from sqs_lease.airflow.triggers.shared import (
     DEFERRAL_SECONDS,
     SharedKeeper,
     TriggererKeepers,
@@ -49,7 +49,6 @@ from sqs_lease.airflow.runtime import (
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.airflow.sealed_lease import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, warn_if_plain
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.messages import Message, Receipt

@@ -27,10 +27,14 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
 from sqs_lease.airflow.dag_file import check_queue, refuse_sensor_options
-from sqs_lease.airflow.metrics import PollAge
-from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
-from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
+from sqs_lease.airflow.triggers.shared import (
+    PollAge,
+    SharedKeeper,
+    TriggererKeepers,
+    raises_type_errors_only,
+    triggerer_keepers,
+)
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
