@@ -43,6 +43,6 @@ def test_what_a_sensor_told_its_trigger_is_read_as_the_options_of_a_lease() -> N
         mapped_over=False,
         on_failure=encode_failure_rule(dead_letter()),
     )
-    lease = told.collecting().lease
+    lease = told.lease()
     assert (lease.max_messages, lease.linger_seconds, lease.on_failure) == (7, 2.0, dead_letter())
     assert encode_policy(lease.policy) == told.policy

@@ -19,12 +19,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk.configuration import conf
 
+from sqs_lease.airflow.airflow_api.requests import RunOfTask
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
-from sqs_lease.airflow.payload import INLINE_BYTES, published_bytes, why_unpublishable
+from sqs_lease.airflow.handover import HandedLease, adopt, hand_on, warn_if_plain
+from sqs_lease.airflow.payload import INLINE_BYTES, BatchValue, publishable, published_bytes, why_unpublishable
 from sqs_lease.clock import Clock
 from sqs_lease.core import policies
 from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
@@ -32,9 +35,12 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
 from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.keeper.telemetry import trace_of
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
 
@@ -52,53 +58,48 @@ _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectOptions:
-    """What a batch is to be.
+OpenBatch: TypeAlias = Callable[[str, RenewalPolicy], Batch]
+"""Opens the batch, by its queue's URL and its policy."""
 
-    Attributes:
-        queue: The queue's URL, name or ARN.
-        lease: How messages are received and held, those that do not match included; ``on_failure`` is for unusable
-            messages. Until when to wait for a first message is said for each collection.
-        filter: The arguments of :class:`~sqs_lease.airflow.filters.MessageFilter`; None lets all through.
-        unmatched: The rule for the others, as :func:`~sqs_lease.airflow.filters.encode_unmatched` gives it;
-            None leaves them alone until their visibility timeout ends.
-        stored: Whether the batch is stored in files, which take messages that Airflow itself does not.
-    """
-
-    queue: str
-    lease: LeaseOptions
-    filter: dict[str, Any] | None
-    unmatched: dict[str, Any] | None
-    stored: bool
+Published: TypeAlias = tuple[HandedLease, dict[str, Any], BatchValue]
+"""What the keeper of a batch adopts, the same as plain values, and what stands for the messages."""
 
 
 class Collector:
-    """Collects from one queue. Made by :meth:`open`.
+    """Receives one batch, and holds it until it is handed on. Made by :meth:`open`.
 
     Attributes:
         queue_url: The queue.
         policy: The renewal policy, with its visibility timeout.
+        batch: The batch.
     """
 
     def __init__(
         self,
-        options: CollectOptions,
+        options: ReceiveOptions,
+        keeper: Keeper,
         open_receiver: Callable[[], Receiver],
+        open_batch: OpenBatch,
         policy: RenewalPolicy,
         opened_filter: OpenFilter | None,
+        receiving: RunOfTask,
+        received_in: str,
         clock: Clock,
     ) -> None:
         self._receiver = open_receiver()
         self.queue_url = self._receiver.queue_url
         self.policy = policy
         self._options = options
+        self._lease = options.lease()
+        self._keeper = keeper
         self._open_receiver = open_receiver
+        self._open_batch = open_batch
         self._filter = opened_filter
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
-        self._failure_rule = options.lease.on_failure
+        self._receiving = receiving
+        self._received_in = received_in
         self._clock = clock
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
@@ -106,10 +107,29 @@ class Collector:
         self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
         self._bytes_left: int | None = None
         self._stopped = False
+        self.batch = open_batch(self.queue_url, policy)
 
     @classmethod
-    async def open(cls, options: CollectOptions, transport: Transport, clock: Clock) -> Collector:
+    async def open(
+        cls,
+        options: ReceiveOptions,
+        keeper: Keeper,
+        transport: Transport,
+        open_batch: OpenBatch,
+        receiving: RunOfTask,
+        received_in: str,
+        clock: Clock,
+    ) -> Collector:
         """Look up the queue, and decide how to hold its messages.
+
+        Args:
+            options: What the batch is to be.
+            keeper: Holds what is received.
+            transport: How the queue is reached.
+            open_batch: Opens the batch with that keeper.
+            receiving: The task that receives.
+            received_in: The task's span, as W3C trace context.
+            clock: The keeper's clock.
 
         Raises:
             SqsError: The queue cannot be used.
@@ -117,26 +137,23 @@ class Collector:
         """
         queue_url = await transport.queue_url(options.queue)
         attributes = await transport.queue_attributes(queue_url)
-        policy = with_visibility(options.lease.policy, attributes.visibility_seconds)
+        policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
         # Rounded up: a lease that lasts longer than believed harms nobody.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
-        return cls(options, open_receiver, policy, opened, clock)
+        return cls(options, keeper, open_receiver, open_batch, policy, opened, receiving, received_in, clock)
 
-    async def collect(self, keeper: Keeper, batch: Batch, wait_until: float, *, most_bytes: int | None = None) -> bool:
+    async def collect(self, wait_until: float) -> bool:
         """Receive until something is in the batch, or the time is up.
 
-        Nothing more is asked for once the batch has ``most_bytes``. Up to ten polls may be on their way then, and what
-        they bring is part of the batch too: to give it back would count as one more receive of those messages.
+        Nothing more is asked for once the batch is as large as XComs may be. Up to ten polls may be on their way then,
+        and what they bring is part of the batch too: to give it back would count as one more receive of those messages.
 
         Args:
-            keeper: The keeper of the batch.
-            batch: The batch.
             wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
-            most_bytes: The size at which the batch ends, by ``published_bytes()``; None for no limit.
 
         Returns:
             Whether something is in the batch.
@@ -144,26 +161,26 @@ class Collector:
         Raises:
             SqsError: Nothing can be received.
         """
-        aside = keeper.open_batch(self.queue_url, policy=self.policy)
+        aside = self._keeper.open_batch(self.queue_url, policy=self.policy)
 
         def on_received(reception: Reception) -> None:
-            self._received(keeper, reception, batch, aside)
+            self._received(reception, aside)
 
         try:
             while not self._stopped:
                 # A stopped receiver does not start again: the last batch, or one that was lost, ended by its size.
                 self._receiver = self._open_receiver()
-                self._bytes_left = most_bytes
+                self._bytes_left = self._options.most_bytes
                 collected = await self._receiver.collect(
-                    self._options.lease.max_messages,
+                    self._lease.max_messages,
                     wait=max(wait_until - self._clock.wall(), 0.0),
-                    linger=self._options.lease.linger_seconds,
+                    linger=self._lease.linger_seconds,
                     on_received=on_received,
                 )
                 await self._sorted()
                 if collected.error is not None:
                     logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
-                if batch.count_held():
+                if self.batch.count_held():
                     return True
                 if self._clock.wall() >= wait_until:
                     return False
@@ -175,54 +192,83 @@ class Collector:
                 self._filter.close()
             if self._settling:
                 await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
-            keeper.drop(aside)
+            self._keeper.drop(aside)
             self._log_unusable()
 
-    async def settle_refused(self, batch: Batch, refused: Collection[str]) -> None:
-        """Settle messages of a batch that Airflow refused by themselves, as those that it is known to refuse.
+    async def hand_on(self) -> Published:
+        """Extend every lease once by the hand-off timeout, and make the batch publishable.
+
+        It is held on until that was published, without a call: what Airflow does not take can be given back.
+
+        Raises:
+            PayloadError: The batch cannot be stored.
+        """
+        contents = {message.receipt: message for message in self.batch.messages()}
+        written = await hand_on(self.batch, self.policy, self._options.handoff_timeout_seconds, self._clock)
+        messages = [contents[lease.receipt] for lease in written.leases]
+        self.batch = self._open_batch(self.queue_url, self.policy)
+        await adopt(self.batch, written.leases_now(self._clock, self.queue_url), RoundLimiter(), messages)
+        return await self._publishable(written, messages)
+
+    async def publishable(self) -> Published:
+        """Make the batch publishable as it is, to be held here until it is settled.
+
+        Raises:
+            PayloadError: The batch cannot be stored.
+        """
+        written = WrittenBatch.of(self.batch.batch_id, self.batch.leases(), self._clock)
+        return await self._publishable(written, self.batch.messages())
+
+    async def _publishable(self, written: WrittenBatch, messages: Sequence[Message]) -> Published:
+        connection = AwsConnection.decode(self._options.connection)
+        trace = await trace_of(messages, self._received_in)
+        handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)
+        logger.info("Received %d messages of %s", len(messages), self.queue_url)
+        handed, lease, value = await publishable(self._options.payload, handed, messages, self._receiving)
+        warn_if_plain(lease)
+        return handed, lease, value
+
+    async def settle_refused(self, refused: Collection[str]) -> bool:
+        """Settle messages that Airflow refused by themselves, as those that it is known to refuse.
 
         Args:
-            batch: The batch.
             refused: Their ids.
+
+        Returns:
+            Whether others are left.
         """
         why = "Airflow refused it, and took others; its API server's log may say more"
-        settlements = self._settlements(batch.messages(), lambda one: why if one.message_id in refused else None)
+        settlements = self._settlements(self.batch.messages(), lambda one: why if one.message_id in refused else None)
         self._log_unusable()
-        await self._settle(batch, settlements, _CANNOT_BE_USED)
+        await self._settle(self.batch, settlements, _CANNOT_BE_USED)
+        return self.batch.count_held() > 0
 
     def stop(self) -> None:
         """Stop receiving: a collection under way ends with what it has, once its polls are answered."""
         self._stopped = True
         self._receiver.stop()
 
-    def _received(self, keeper: Keeper, reception: Reception, batch: Batch, aside: Batch) -> None:
+    def _received(self, reception: Reception, aside: Batch) -> None:
         if self._filter is None:
-            self._take(partial(_hold, reception), reception.messages, batch, aside, {})
+            self._take(partial(_hold, reception), reception.messages, aside, {})
         else:
-            sorting = self._sort(self._filter, keeper, reception, batch, aside)
+            sorting = self._sort(self._filter, reception, aside)
             task = asyncio.get_running_loop().create_task(sorting)
             self._sorting.add(task)
             task.add_done_callback(self._sorting.discard)
 
-    async def _sort(
-        self,
-        opened_filter: OpenFilter,
-        keeper: Keeper,
-        reception: Reception,
-        batch: Batch,
-        aside: Batch,
-    ) -> None:
+    async def _sort(self, opened_filter: OpenFilter, reception: Reception, aside: Batch) -> None:
         # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
-        unsorted = keeper.open_batch(self.queue_url, policy=self.policy)
+        unsorted = self._keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
         answers = await opened_filter.answers(reception.messages)
         hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
-        keeper.drop(unsorted)
+        self._keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
         undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
         passed = [message for message, answer in answered if answer is not False]
         others = [message for message, answer in answered if answer is False]
-        self._take(hold, passed, batch, aside, undecided)
+        self._take(hold, passed, aside, undecided)
         if others:
             reason = "it does not match message_filtering of the task that received it"
             settlements = {
@@ -234,7 +280,6 @@ class Collector:
         self,
         hold: Callable[[Batch, Sequence[Message]], None],
         messages: Sequence[Message],
-        batch: Batch,
         aside: Batch,
         undecided: Mapping[Receipt, str],
     ) -> None:
@@ -243,7 +288,7 @@ class Collector:
             messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
         )
         taken = [message for message in messages if message.receipt not in settlements]
-        hold(batch, taken)
+        hold(self.batch, taken)
         if self._bytes_left is not None:
             self._bytes_left -= sum(map(published_bytes, taken))
             if self._bytes_left <= 0:
@@ -262,7 +307,7 @@ class Collector:
             settlement: Settlement
             if (why := why_not(message)) is not None:
                 self._unusable.setdefault(why, []).append(message.message_id)
-                settlement = self._settlement(self._failure_rule, message, why)
+                settlement = self._settlement(self._lease.on_failure, message, why)
                 if isinstance(settlement, Release):
                     settlement = self._slowed(message, settlement)
             elif message.message_group_id in waiting_groups:
@@ -275,7 +320,7 @@ class Collector:
         return settlements
 
     def _why_unpublishable(self, message: Message) -> str | None:
-        why = why_unpublishable(message, stored=self._options.stored)
+        why = why_unpublishable(message, stored=self._options.payload is not None)
         return None if why is None else f"Airflow cannot publish it: {why}"
 
     def _slowed(self, message: Message, settlement: Release) -> Release:
@@ -459,17 +504,16 @@ class ReceiveOptions:
         """The size at which the batch ends, in bytes; None if it is stored."""
         return INLINE_BYTES if self.payload is None else None
 
-    def collecting(self) -> CollectOptions:
-        """What concerns the collection alone.
+    def lease(self) -> LeaseOptions:
+        """How messages are received and held, those that do not match included; ``on_failure`` is for unusable ones.
 
         Raises:
-            ValueError: An option of the lease is out of range.
+            ValueError: An option is out of range.
             TypeError: One is of another type.
         """
-        lease = LeaseOptions.of(
+        return LeaseOptions.of(
             max_messages=self.max_messages,
             linger=self.linger_seconds,
             policy=decode_policy(self.policy),
             on_failure=decode_failure_rule(self.on_failure),
         )
-        return CollectOptions(self.queue, lease, self.filter, self.unmatched, stored=self.payload is not None)

@@ -49,7 +49,7 @@ from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.messages import Lease
+from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Never, RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
 from sqs_lease.keeper.batch import Batch
@@ -108,7 +108,7 @@ async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Cl
     return written
 
 
-async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter) -> None:
+async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, messages: Sequence[Message] = ()) -> None:
     """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`, a slice at a time.
 
     The event loop serves all triggers: Airflow warns when it stands still for 0.2 s, and 50 000 leases that are taken
@@ -119,6 +119,7 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter) -> 
         batch: The batch.
         leases: The leases, in times of the keeper's clock.
         rounds: Shares the rounds of the event loop among slices of work.
+        messages: The messages of the leases, in their order, where their contents are known.
 
     Raises:
         KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
@@ -128,10 +129,10 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter) -> 
         while adopted < len(leases):
             some = leases[adopted : adopted + LEASES_IN_A_ROUND]
             await rounds.take(len(some))
+            batch.adopt(some, messages[adopted : adopted + len(some)])
             adopted += len(some)
-            batch.adopt(some)
     except BaseException:
-        batch.adopt(leases[adopted:])
+        batch.adopt(leases[adopted:], messages[adopted:])
         raise
 
 

@@ -28,21 +28,21 @@ from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
 from sqs_lease.airflow.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.connection import AwsConnection, make_transport, translate_aws_errors
-from sqs_lease.airflow.handover import HandedLease, PayloadError, hand_on, warn_if_plain
-from sqs_lease.airflow.payload import BatchValue, publishable, read_lease, remove_batch
+from sqs_lease.airflow.handover import HandedLease, PayloadError
+from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
 from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import Settler
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.messages import Lease, Message
+from sqs_lease.core.messages import Lease
+from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.plain_leases import WrittenBatch
-from sqs_lease.keeper.telemetry import trace_of, traceparent_here
+from sqs_lease.keeper.telemetry import traceparent_here
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
@@ -173,55 +173,36 @@ class WorkerLease:
     async def _receive(self, wait_seconds: float) -> bool:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
-        self._collector = collector = await Collector.open(self.options.collecting(), self._transport, self.clock)
-        self.batch = self._open_batch(collector)
+
+        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
+            self.batch = keeper.open_batch(
+                queue_url, policy=policy, on_event=self._happened, batch_id=self.options.batch_id
+            )
+            return self.batch
+
+        self._collector = collector = await Collector.open(
+            self.options, keeper, self._transport, open_batch, self._task, self._received_in, self.clock
+        )
         if self._given_back:
             collector.stop()
-        found = await collector.collect(
-            keeper, self.batch, self.clock.wall() + wait_seconds, most_bytes=self.options.most_bytes
-        )
+        found = await collector.collect(self.clock.wall() + wait_seconds)
         if self._given_back:
             # What was on its way then is given back at the end of the block that this error leaves.
             raise GivenBackError("this task was killed while it received")
         return found
 
     async def _publishable(self) -> BatchValue:
-        batch, _ = self._received()
-        self.leases = batch.leases()
-        written = WrittenBatch.of(batch.batch_id, self.leases, self.clock)
-        return await self._published(written, batch.messages())
+        collector = self._received()
+        self.leases = collector.batch.leases()
+        self.handed, self.lease, value = await collector.publishable()
+        return value
 
     async def _hand_on(self) -> BatchValue:
-        batch, collector = self._received()
-        contents = {message.receipt: message for message in batch.messages()}
-        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, self.clock)
-        messages = [contents[lease.receipt] for lease in written.leases]
-        # Held again, without a call, until the task has published it: what Airflow does not take is given back.
-        self.batch = self._open_batch(collector)
-        self.batch.adopt(written, messages)
-        return await self._published(written, messages)
-
-    async def _published(self, written: WrittenBatch, messages: Sequence[Message]) -> BatchValue:
-        batch, collector = self._received()
-        connection = AwsConnection.decode(self.options.connection)
-        trace = await trace_of(messages, self._received_in)
-        handed = HandedLease(batch.queue_url, collector.policy, connection, written, len(messages), trace=trace)
-        logger.info("Received %d messages of %s", handed.messages, handed.queue_url)
-        self.handed, self.lease, value = await publishable(self.options.payload, handed, messages, self._task)
-        warn_if_plain(self.lease)
+        self.handed, self.lease, value = await self._received().hand_on()
         return value
 
     async def _settle_refused(self, refused: Collection[str]) -> bool:
-        batch, collector = self._received()
-        await collector.settle_refused(batch, refused)
-        return batch.count_held() > 0
-
-    def _open_batch(self, collector: Collector) -> Batch:
-        if self._keeper is None:
-            raise RuntimeError("nothing was received")
-        return self._keeper.open_batch(
-            collector.queue_url, policy=collector.policy, on_event=self._happened, batch_id=self.options.batch_id
-        )
+        return await self._received().settle_refused(refused)
 
     async def _give_back(self) -> None:
         self._given_back = True
@@ -244,12 +225,12 @@ class WorkerLease:
             await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
 
-    def _received(self) -> tuple[Batch, Collector]:
+    def _received(self) -> Collector:
         if self._given_back:
             raise GivenBackError("this task was killed after it received")
-        if self.batch is None or self._collector is None:
+        if self._collector is None:
             raise RuntimeError("nothing was received")
-        return self.batch, self._collector
+        return self._collector
 
     def _happened(self, event: LeaseEvent) -> None:
         self._lease_log.happened(event)

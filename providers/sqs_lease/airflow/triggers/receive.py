@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -32,13 +32,13 @@ from sqs_lease.airflow.airflow_api.requests import (
 )
 from sqs_lease.airflow.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
-from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, adopt, hand_on, warn_if_plain
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, adopt
 from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.payload import (
+    BatchValue,
     PublishedMessages,
     find_refused,
     load_lease,
-    publishable,
     remove_files,
 )
 from sqs_lease.airflow.triggers.shared import (
@@ -51,12 +51,11 @@ from sqs_lease.airflow.triggers.shared import (
 )
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.lease_log import LeaseLog
-from sqs_lease.keeper.plain_leases import WrittenBatch
-from sqs_lease.keeper.telemetry import trace_of, traceparent_here
+from sqs_lease.keeper.telemetry import traceparent_here
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 
@@ -84,7 +83,6 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self.options = ReceiveOptions(**options)
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
-        self._collector: Collector | None = None
         self._batch: Batch | None = None  # until it was handed on
         self._stored: HandedLease | None = None
         self._is_written = False
@@ -105,7 +103,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             if await self._was_handed_on(task, keepers):
                 yield TaskSuccessEvent()
                 return
-            found = await self._received(task, keepers)
+            collector = await self._received(task, keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -113,7 +111,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         except ValueError as error:
             yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
             return
-        if not found:
+        if collector is None:
             if self.options.skip_when_expired:
                 logger.info("No message of %s came in time: skipping", self.options.queue)
                 yield TaskSkippedEvent()
@@ -121,7 +119,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
-            await self._hand_on(task, keepers)
+            await self._hand_on(task, collector)
         except PayloadError as error:
             # Not only when this trigger ends: that is seconds later.
             await self._give_back()
@@ -150,8 +148,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             if stored is not None:
                 await remove_files(stored)
 
-    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Receive, and when cancelled wait for the polls under way: nobody would hold what they bring."""
+    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+        """Receive, and when cancelled wait for the polls under way: nothing else would hold what they bring."""
         receiving = keepers.loop.create_task(self._receive(task, keepers))
         try:
             return await asyncio.shield(receiving)
@@ -159,16 +157,25 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Receive until there is a batch; return False when the time is up without one."""
+    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+        """Receive until there is a batch; return None when the time is up without one."""
         shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
-        self._collector = collector = await Collector.open(
-            self.options.collecting(), shared_keeper.transport, keepers.clock
+
+        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
+            source = PublishedMessages(task)
+            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, source, self.options.batch_id)
+            return self._batch
+
+        collector = await Collector.open(
+            self.options,
+            shared_keeper.keeper,
+            shared_keeper.transport,
+            open_batch,
+            task,
+            traceparent_here(),
+            keepers.clock,
         )
-        self._batch = batch = self._open_batch(task, shared_keeper, collector)
-        return await collector.collect(
-            shared_keeper.keeper, batch, self.options.expires_at, most_bytes=self.options.most_bytes
-        )
+        return collector if await collector.collect(self.options.expires_at) else None
 
     async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
         if self._shared_keeper is None:
@@ -176,81 +183,45 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 self._shared_keeper = await keepers.acquire(connection)
         return self._shared_keeper
 
-    def _open_batch(self, task: RunOfTask, shared_keeper: SharedKeeper, collector: Collector) -> Batch:
-        return shared_keeper.open_batch(
-            collector.queue_url, collector.policy, self._happened, PublishedMessages(task), self.options.batch_id
-        )
-
-    async def _hand_on(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
+    async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
-        What Airflow does not take is held again by this trigger. Once the leases are written, they are no longer this
-        trigger's: one that is cancelled then may have been moved to another triggerer, which finds them.
+        Once the leases are written, they are no longer this trigger's: one that is cancelled then may have been moved
+        to another triggerer, which finds them. What Airflow does not take is given back.
         """
-        batch, shared_keeper, collector = self._batch, self._shared_keeper, self._collector
-        if batch is None or shared_keeper is None or collector is None:
-            return
-        contents: dict[Receipt, Message] = {message.receipt: message for message in batch.messages()}
-        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, keepers.clock)
-        messages = [contents[lease.receipt] for lease in written.leases]
-        handed = HandedLease(
-            batch.queue_url,
-            collector.policy,
-            shared_keeper.connection,
-            written,
-            len(messages),
-            trace=await trace_of(messages, traceparent_here()),
-        )
         try:
-            logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-            await self._publish(task, handed, messages)
-            self._batch = None
+            await self._publish(task, *await collector.hand_on())
         except asyncio.CancelledError:
-            self._batch = None
-            if not self._is_written:
-                self._hold_again(task, shared_keeper, collector, written, messages)
+            if self._is_written:
+                self._forget()
             raise
         except Exception as error:
-            batch = self._hold_again(task, shared_keeper, collector, written, messages)
-            if isinstance(error, NoAnswerError | PayloadError):
+            if isinstance(error, NoAnswerError | PayloadError) or self.options.payload is not None:
                 raise
-            if self.options.payload is not None or not await self._without_refused(task, collector, batch):
+            refused = await find_refused(collector.batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
+            if not refused or not await collector.settle_refused(refused):
                 raise
+            await self._hand_on(task, collector)
         else:
-            return
-        await self._hand_on(task, keepers)
+            self._forget()
 
-    def _hold_again(
-        self,
-        task: RunOfTask,
-        shared_keeper: SharedKeeper,
-        collector: Collector,
-        written: WrittenBatch,
-        messages: Sequence[Message],
-    ) -> Batch:
-        self._batch = batch = self._open_batch(task, shared_keeper, collector)
-        batch.adopt(written, messages)
-        return batch
+    def _forget(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.forget()
 
-    async def _publish(self, task: RunOfTask, handed: HandedLease, messages: Sequence[Message]) -> None:
-        handed, lease, published = await publishable(self.options.payload, handed, messages, task)
+    async def _publish(
+        self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
+    ) -> None:
         self._stored = handed
-        warn_if_plain(lease)
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
         await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
-        mapped_length = len(messages) if self.options.mapped_over else None
+        mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # Named otherwise, so the task itself could not know the link.
             await self._publish_link(task, link)
-
-    async def _without_refused(self, task: RunOfTask, collector: Collector, batch: Batch) -> bool:
-        """Settle messages that Airflow refuses by themselves; return whether there were any, and others are left."""
-        refused = await find_refused(batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
-        if refused:
-            await collector.settle_refused(batch, refused)
-        return bool(refused) and batch.count_held() > 0
 
     async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
         """Whether this try had handed its batch on before its process was killed; if only in part, give that back.
