@@ -39,8 +39,11 @@ def still_held(lease: str) -> frozenset[str]:
 
     Raises:
         ValueError: The DAG has no such lease, or more than one.
+        TypeError: ``lease`` is not a name.
         RuntimeError: It is called outside a task.
     """
+    if not isinstance(lease, str):
+        raise TypeError(f"lease must be the name of an sqs_lease() of this DAG, not {type(lease).__name__}")
     task_instance: Any = get_current_context()["ti"]
     keeper = _keeper(task_instance.task.dag, lease)
     settled = _settled(task_instance, keeper)
@@ -61,9 +64,10 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
     Raises:
         AirflowFailException: One of them is no longer held.
         ValueError: The DAG has no lease of that name, or more than one.
+        TypeError: ``lease`` is not a name, or ``message_ids`` are not ids.
         RuntimeError: It is called outside a task.
     """
-    wanted = {message_ids} if isinstance(message_ids, str) else set(message_ids)
+    wanted = _ids(message_ids)
     if gone := wanted - still_held(lease):
         shown = ", ".join(sorted(gone)[:5])
         raise AirflowFailException(
@@ -71,6 +75,21 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
             "settled or lost, and this work would be done twice. Clear the sensor, with its downstream tasks, to "
             "receive messages again"
         )
+
+
+def _ids(message_ids: object) -> set[str]:
+    if isinstance(message_ids, str):
+        return {message_ids}
+    # A message is a mapping, whose keys are strings too.
+    if isinstance(message_ids, Iterable) and not isinstance(message_ids, Mapping):
+        ids = list(message_ids)
+        if all(isinstance(one, str) for one in ids):
+            return set(ids)
+    # Not the value itself: it may be a message, with its body.
+    raise TypeError(
+        "message_ids must be the id of a message or a list of ids, as message['MessageId'] is, not "
+        f"a {type(message_ids).__name__} of other values"
+    )
 
 
 def any_held(task_instance: Any, keeper: SqsLeaseKeeperOperator, messages: int) -> bool:

@@ -141,7 +141,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         deferrable: True, the default, looks once in the worker, for a second, and then waits in the triggerer. False
             waits in the worker's own process, as sensors that poke or are rescheduled do (``mode``,
             ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next look.
-        handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
+        handoff_timeout: How long the messages stay invisible for the keeper until its trigger begins; 5 minutes by
+            default.
         aws_conn_id: The Airflow connection; ``aws_default`` by default, None for boto3's own credentials (templated).
         region_name: The AWS region; None takes the connection's, or the queue's own (templated).
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
