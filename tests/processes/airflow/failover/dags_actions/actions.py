@@ -68,7 +68,8 @@ def extract(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def stages(messages: Any) -> None:
     """Two stages, of which the second one never has a slot."""
-    wait(extract(messages))
+    extracted: Any = extract(messages)
+    wait(extracted)
 
 
 def lease_dag(name: str, work: Any, *, run_timeout: timedelta | None = None, **arguments: Any) -> None:
