@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, TaskStates, publish, seal, unseal
+from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, seal, unseal
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
@@ -58,18 +58,8 @@ from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, encode_le
 
 logger = logging.getLogger(__name__)
 
-ENDED: Final = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
-"""The states in which a task, and its trigger with it, has come to its end."""
-
-_BEGINS_AGAIN: Final = frozenset({None, "scheduled", "queued", "running", "restarting", "up_for_retry"})
-
 _ENOUGH_SHARE: Final = 0.5
 """A lease that lasts for less than this share of what it was to be extended by was not extended."""
-
-
-def begins_again(task: RunOfTask, states: TaskStates) -> bool:
-    """Whether a task that had deferred or ended was cleared, so that its next try begins; or its run was deleted."""
-    return states.get(task.task_id) in _BEGINS_AGAIN
 
 
 async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock) -> WrittenBatch:

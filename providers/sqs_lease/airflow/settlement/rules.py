@@ -46,6 +46,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     RETURN_VALUE_KEY,
     UNMAPPED,
     InstanceKey,
+    RunOfTask,
     TaskStates,
     mapped_over,
     state_key,
@@ -68,6 +69,11 @@ _ENDS: Final[Mapping[str | None, End]] = {
     _OVER_NOTHING: End.NOT_DONE,
 }
 """Every other state is open."""
+
+ENDED: Final = frozenset({SUCCESS, FAILED, "upstream_failed", SKIPPED, _REMOVED})
+"""The states in which a task, and its trigger with it, has come to its end."""
+
+_BEGINS_AGAIN: Final = frozenset({None, "scheduled", "queued", "running", "restarting", "up_for_retry", "deferred"})
 
 InstanceReport = Mapping[str, Failure]
 """The messages that a task instance failed, by id, and why."""
@@ -389,6 +395,11 @@ _SKIPS_BEHIND_ALL: Final = frozenset({"one_success", "one_done", "none_failed_mi
 
 _SKIPS_NOTHING: Final = frozenset({"none_failed", "all_done", "always"})
 """The trigger rules by which Airflow never skips a task."""
+
+
+def begins_again(receiving: RunOfTask, states: TaskStates) -> bool:
+    """Whether the task that received a batch was cleared, so that it receives again; or its run was deleted."""
+    return states.get(receiving.task_id) in _BEGINS_AGAIN
 
 
 def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_task_id: str) -> list[WorkTask]:

@@ -47,6 +47,7 @@ from sqs_lease.airflow.settlement.rules import (
     Judgement,
     WorkTask,
     affected,
+    begins_again,
     concerned,
     failed_with,
     returned_as_failed,
@@ -130,6 +131,7 @@ class Settler:
     ) -> None:
         self.progress = BatchProgress(batch, leases, receive_task, clock, inherited)
         self._task = task
+        self._receive_task = receive_task
         self._batch = batch
         self._leases = leases
         self._message_ids = [lease.receipt.message_id for lease in leases]
@@ -157,15 +159,30 @@ class Settler:
                 self._groups.setdefault(lease.message_group_id, []).append(position)
 
     def watched_tasks(self) -> list[str]:
-        """The tasks whose states must be watched: the work, and the keeper itself."""
-        return [self._task.task_id, *(task.task_id for task in self._work.tasks)]
+        """The tasks whose states must be watched: the work, the keeper itself, and the task that received."""
+        return [self._task.task_id, self._receive_task.task_id, *(task.task_id for task in self._work.tasks)]
 
-    async def run(self, watch: StateWatch) -> None:
-        """Settle as the work ends; returns when each message was settled or lost."""
+    async def run(self, watch: StateWatch) -> bool:
+        """Settle as the work ends, unless the receiving task is cleared: its new work is not about this batch.
+
+        Airflow does not end the trigger of a cleared keeper before that task is scheduled again. So this looks itself,
+        for what is left to be released at once: for the new try, and before the end of new work could delete it.
+
+        Returns:
+            Whether each message was settled or lost.
+        """
         self._take_in_what_ended()
+        cleared_in: int | None = None  # the number of the answer
         try:
             while self._open:
                 states = await watch.next()
+                if begins_again(self._receive_task, states):
+                    # By two answers: one that lacks the task for any other reason must not give messages away.
+                    cleared_in = watch.answers if cleared_in is None else cleared_in
+                    if watch.answers > cleared_in:
+                        return False
+                    continue
+                cleared_in = None
                 if self._may_settle(states, watch):
                     await self._look(states, watch)
                     await self.progress.write_if_due()
@@ -173,6 +190,7 @@ class Settler:
                 await asyncio.gather(*self._settling)
             await self.progress.write_corrections()  # no other process is to take for settled what was refused
             watch.finished()
+            return True
         finally:
             for settling in self._settling:
                 settling.cancel()

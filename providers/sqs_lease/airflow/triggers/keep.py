@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
@@ -43,20 +43,18 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggerer_deletes_variables,
 )
 from sqs_lease.airflow.handover import (
-    ENDED,
     HANDED_KEY,
     LEASE_KEY,
     HandedLease,
     OtherKeyError,
     adopt,
-    begins_again,
     hand_on,
     note_end,
 )
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
-from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
 from sqs_lease.airflow.triggers.shared import (
     DEFERRAL_SECONDS,
@@ -72,7 +70,7 @@ from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
-from sqs_lease.keeper.endings import cancelled_once, end_of
+from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
@@ -215,7 +213,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=listen_to,
             longest_pause_seconds=longest,
         ) as watch:
-            if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers, self._handed):
+            if not await settler.run(watch):
+                batch, self._batch = self._batch, None
+                if batch is not None:
+                    logger.info("The run was cleared: releasing what was held for it")
+                    # To its end, also when Airflow ends this trigger meanwhile: nothing else would release the rest.
+                    await end_of(asyncio.create_task(self._release(batch, self._handed)))
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
         if self._losses is not None:
@@ -245,35 +248,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         else:
             yield TaskSuccessEvent()
 
-    async def _settled_before_it_was_cleared(
-        self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers, handed: HandedLease
-    ) -> bool:
-        """Settle, unless the receiving task is cleared: it receives again, and its new work is not about this batch.
-
-        Airflow does not end the trigger of a cleared task before that task is scheduled again. So this looks itself,
-        and releases the batch at once: for the new try, and before the end of new work could delete its messages.
-
-        Returns:
-            Whether everything was settled.
-        """
-        work = asyncio.create_task(settling)
-        cleared = asyncio.create_task(self._until_cleared(task, keepers))
-        try:
-            await asyncio.wait([work, cleared], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-                return True
-        finally:
-            for either in (cleared, work):
-                await cancelled_once(either)
-        cleared.result()
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            logger.info("The run was cleared: releasing what was held for it")
-            # To its end, also when Airflow ends this trigger meanwhile: nobody else would release the rest.
-            await end_of(asyncio.create_task(self._release(batch, handed)))
-        return False
-
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release what is held: no keeper follows."""
         await batch.release_all()
@@ -287,16 +261,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         await publish_span(
             handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts()
         )
-
-    async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
-        receiving = self._receiving(task)
-        with keepers.poller.watch(task.dag_id, task.run_id, [receiving.task_id]) as watch:
-            seen = 0
-            # Twice: an answer that lacks the task for any other reason must not give messages away.
-            while seen < 2:
-                states = await watch.next()
-                is_cleared = begins_again(receiving, states) or states.get(receiving.task_id) == "deferred"
-                seen = seen + 1 if is_cleared else 0
 
     @shielded
     async def cleanup(self) -> None:
