@@ -9,8 +9,7 @@ AIRFLOW = SOURCE / "airflow"
 PREFIX = "sqs_lease.airflow."
 BELOW = {
     "airflow_api": set(),
-    "failures": {"airflow_api"},
-    "settlement": {"airflow_api", "failures"},
+    "settlement": {"airflow_api"},
     "triggers": {"airflow_api", "settlement"},
     "page": set(),
 }

@@ -37,7 +37,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull_plain_mapping,
     state_key,
 )
-from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport
+from sqs_lease.airflow.failures import FAILURE_KEY, SKIP_KEY, FailureReport
 from sqs_lease.airflow.settlement.progress import BatchProgress, Progress
 from sqs_lease.airflow.settlement.rules import (
     FAILED,
