@@ -20,7 +20,7 @@ from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtu
 from tests.airflow.contexts import context_of
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, execute
+from tests.airflow.test_worker import RECEIVING, TaskInstance, execute
 
 KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
 

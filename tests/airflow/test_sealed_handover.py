@@ -78,7 +78,7 @@ def test_what_somebody_edited_does_not_open(line: int) -> None:
     middle = len(sealed[line]) // 2
     other = "A" if sealed[line][middle] != "A" else "B"
     sealed[line] = sealed[line][:middle] + other + sealed[line][middle + 1 :]
-    with pytest.raises(OtherKeyError, match="somebody changed them"):
+    with pytest.raises(OtherKeyError, match="a user changed them"):
         HandedLease.decode({**plain, "sealed": "\n".join(sealed)}, RECEIVING)
 
 

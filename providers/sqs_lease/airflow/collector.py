@@ -140,7 +140,7 @@ class Collector:
         policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: a lease that lasts longer than believed harms nobody.
+        # Rounded up: a lease that lasts longer than believed does no harm.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
@@ -365,7 +365,7 @@ class Collector:
         # One that came once more meanwhile is settled by its newer receipt.
         held = {receipt: settlement for receipt, settlement in settlements.items() if aside.holds(receipt)}
         try:
-            # Nobody works on these, so nothing has to wait for another one.
+            # No task works on these, so nothing has to wait for another one.
             outcomes = await aside.settle(held, in_order=False)
         except KeeperClosedError:
             return

@@ -155,7 +155,7 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], key: str, r
         # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=key, value=report)
         if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_deletes_variables()):
-            return  # Nobody looks for a signal: the keeper sees the task's state, and finds the report then.
+            return  # No triggerer looks for a signal: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:
             signals = FailureSignals.to(

@@ -17,7 +17,7 @@ Who starts holding is always the keeper's trigger (:mod:`sqs_lease.airflow.trigg
 it adopts the leases in its arguments, less what the progress note says. A first start, a restart after a crash and a
 keeper that was cleared are the same path.
 
-**What is written** (:class:`HandedLease`) goes through XCom. Whoever may edit XComs could turn it against its
+**What is written** (:class:`HandedLease`) goes through XCom. A user who may edit XComs could turn it against its
 deployment: name another file to be removed, another queue's receipts, another connection. So the plain values are
 ``{"messages": number, "sealed": text}``, and everything that names a queue, a connection, a file or a message is within
 the seal (Airflow's Fernet key). The text has these lines, each sealed by itself, because nothing else runs while one is
@@ -112,7 +112,7 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, mes
         messages: The messages of the leases, in their order, where their contents are known.
 
     Raises:
-        KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
+        KeeperClosedError: The keeper was closed, or the batch dropped: no lease would be extended.
     """
     adopted = 0
     try:
@@ -225,7 +225,7 @@ class HandedLease:
         Leases that are stored are left out; :func:`sqs_lease.airflow.payload.load_lease` reads them.
 
         Args:
-            plain: The plain values, from whoever may edit XComs.
+            plain: The plain values, which any user who may edit XComs can change.
             receiving: The task that they must have been made for.
 
         Raises:
@@ -317,7 +317,7 @@ def warn_if_plain(plain: Mapping[str, Any]) -> None:
     if str(plain["sealed"]).startswith("{"):
         logger.warning(
             "Airflow has no Fernet key, so receipt handles are stored in plain text, and so are passwords of "
-            "connections; whoever may edit XComs can have other messages deleted. Set [core] fernet_key "
+            "connections; a user who may edit XComs can have other messages deleted. Set [core] fernet_key "
             "(AIRFLOW__CORE__FERNET_KEY) for all processes"
         )
 
@@ -329,7 +329,7 @@ def _opened(line: str, receiving: RunOfTask) -> str:
         # Not the error itself: without a key what is decoded are receipt handles.
         raise OtherKeyError(
             f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
-            "than this one, or without one, or somebody changed them. Set the same [core] fernet_key "
+            "than this one, or without one, or a user changed them. Set the same [core] fernet_key "
             "(AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
         ) from None
 

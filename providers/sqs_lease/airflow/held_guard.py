@@ -1,8 +1,8 @@
 """For work tasks: which messages of a lease are still held, so that work which comes too late can stop.
 
 The keeper ends when all of its messages are settled. A work task that is cleared after that runs again, but its
-messages are deleted by then, or visible and perhaps somebody else's, and nobody settles what it does. Work that must
-not be done twice begins with::
+messages are deleted by then, or visible and perhaps another consumer's, and no keeper settles what it does. Work that
+must not be done twice begins with::
 
     require_held("orders", message["MessageId"])
 

@@ -302,12 +302,12 @@ def read_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
         raise PayloadError(
             f"{uri}, the leases of {handed.messages} messages of {handed.queue_url}, is not there. If they were "
             "settled before, it was removed then: clear the receiving task to receive again. Else check that all "
-            "triggerers reach that path: until then nobody extends those leases"
+            "triggerers reach that path: until then those leases are not extended"
         ) from error
     except Exception as error:
         raise PayloadError(
             f"the leases of {handed.messages} messages of {handed.queue_url} cannot be read from {uri} "
-            f"({_told(error)}): check that triggerers reach that path. Until then nobody extends them"
+            f"({_told(error)}): check that triggerers reach that path. Until then they are not extended"
         ) from error
     return handed.with_leases(sealed, receiving)
 

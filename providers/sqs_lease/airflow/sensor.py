@@ -328,8 +328,8 @@ class SqsLeaseSensor(BaseSensorOperator):
     def _look(self, context: Context, options: ReceiveOptions, wait_seconds: float) -> PokeReturnValue | None:
         """Receive a batch in this process and hand it over to the keeper; None if no message came.
 
-        Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
-        is done here is to extend them by ``handoff_timeout``.
+        No process can extend the leases between the end of this one and the keeper's trigger, so the last thing that is
+        done here is to extend them by ``handoff_timeout``.
         """
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")

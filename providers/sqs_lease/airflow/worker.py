@@ -27,7 +27,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
 from sqs_lease.airflow.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.connection import AwsConnection, make_transport, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection, make_transport
 from sqs_lease.airflow.handover import HandedLease, PayloadError
 from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
 from sqs_lease.airflow.settlement.progress import Progress
@@ -43,6 +43,7 @@ from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.telemetry import traceparent_here
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
@@ -87,7 +88,7 @@ class WorkerLease:
         self.listener: EventListener | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
-        with translate_aws_errors(options.queue):
+        with translate_client_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
             self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
@@ -139,7 +140,7 @@ class WorkerLease:
         Raises:
             GivenBackError: The batch was given back meanwhile.
         """
-        return self.thread.run(self._settle_refused(refused))
+        return self.thread.run(self._received().settle_refused(refused))
 
     def hand_on(self) -> BatchValue:
         """Extend every lease once by the hand-off timeout, and forget them: the keeper's trigger adopts them.
@@ -201,9 +202,6 @@ class WorkerLease:
         self.handed, self.lease, value = await self._received().hand_on()
         return value
 
-    async def _settle_refused(self, refused: Collection[str]) -> bool:
-        return await self._received().settle_refused(refused)
-
     async def _give_back(self) -> None:
         self._given_back = True
         if self._collector is not None:
@@ -252,7 +250,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
     """
     try:
         handed = read_lease(lease, receiving)
-        with translate_aws_errors(handed.queue_url):
+        with translate_client_errors(handed.queue_url):
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:
@@ -328,7 +326,7 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTas
         # From here on it is held on until the keeper's task.
         ending.pop_all()
     if not _held:
-        # The process may end without that task: nobody is to wait for a visibility timeout then.
+        # The process may end without that task: the messages should not wait for a visibility timeout then.
         atexit.register(give_back_what_is_left)
     _held[options.batch_id] = _Held(holding)
     return ReceivedLocally(holding.lease, messages)

@@ -61,9 +61,10 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
     Raises:
         sqs_lease.sqs.errors.SqsError: The client cannot be made.
     """
-    from sqs_lease.airflow.connection import AwsConnection, make_blocking_client, translate_aws_errors
+    from sqs_lease.airflow.connection import AwsConnection, make_blocking_client
+    from sqs_lease.sqs.classification import translate_client_errors
 
-    with translate_aws_errors(queue):
+    with translate_client_errors(queue):
         return make_blocking_client(AwsConnection.of(connection, region, None, None, queue=queue))
 
 

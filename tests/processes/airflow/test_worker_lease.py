@@ -19,7 +19,7 @@ from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.worker import GivenBackError
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
-from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, dag, execute, sensor, wait_until
+from tests.airflow.test_worker import RECEIVING, TaskInstance, dag, execute, sensor, wait_until
 
 __all__ = ["dag"]
 

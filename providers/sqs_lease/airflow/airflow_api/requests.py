@@ -79,29 +79,8 @@ try:
 except ImportError:
     get_listener_manager = None  # type: ignore[assignment]
 
-__all__ = [
-    "DAG_FILE_MODULE",
-    "RETURN_VALUE_KEY",
-    "CommsError",
-    "NoAnswerError",
-    "RunOfTask",
-    "ask",
-    "default_args_of_open_dag",
-    "end_was_reported",
-    "listeners_hear_of_success",
-    "mapped_over",
-    "publish",
-    "pull",
-    "pull_plain_mapping",
-    "push_of_task",
-    "run_of",
-    "seal",
-    "stats",
-    "task_states",
-    "triggers_are_supported",
-    "triggers_publish_for_mapping",
-    "unseal",
-]
+__all__ = ["stats"]
+"""What is imported for others; everything public that is defined here is theirs as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +283,7 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
 
     Args:
         task: Any task of the same DAG run.
-        instance: Whose return value.
+        instance: The instance that returned it.
 
     Returns:
         The mapping; an empty one for any other value, and None if it returned nothing.
@@ -514,7 +493,7 @@ class RequestLimiter:
 
     The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same
     moment (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still
-    answers what nobody waits for any more. So requests queue here, where their time does not run yet. Requests that
+    answers what is no longer waited for. So requests queue here, where their time does not run yet. Requests that
     are made for all triggers together do not queue: there are only a few of them at any time.
 
     The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the

@@ -199,7 +199,7 @@ class Settler:
     async def look_once(self, states: TaskStates) -> None:
         """Settle what is decided by some states, and wait until that is done.
 
-        It is for ``dag.test()``: nobody else can hold the batch there, and nothing goes on while this does.
+        It is for ``dag.test()``: no other process can hold the batch there, and nothing goes on while this does.
         """
         self._take_in_what_ended()
         if self._open:

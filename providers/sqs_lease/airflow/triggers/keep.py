@@ -102,13 +102,15 @@ one has noted what it settled, and how long the leases last.
 """
 
 
-class _Kept(Enum):
-    """Whose a batch is after a user acted on its keeper."""
+class _AfterAction(Enum):
+    """What to do with a batch after a user acted on its keeper."""
 
-    NOBODY = "nobody's: it is released"
-    CLEARED = "nobody's, because its run receives another one: it is released"
-    NEXT_TRY = "that of the keeper's next try: it is extended once and left to it"
-    ELSEWHERE = "another trigger's, or nobody knows: it is left alone"
+    RELEASE = "no keeper will follow: note that it ended, and release it"
+    RELEASE_OF_CLEARED = (
+        "its run receives another batch: release it, without a note, which would be taken for the other's"
+    )
+    EXTEND = "the keeper's next try will adopt it: extend it once, and forget it"
+    LEAVE = "another trigger has it, or that is not known: forget it"
 
 
 class SqsLeaseKeeperTrigger(BaseTrigger):
@@ -190,7 +192,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         try:
             handed = await load_lease(self.lease, self._receiving(task))
         except OtherKeyError as error:
-            # A worker could read them when the task deferred, so one can give them back; nobody holds them meanwhile.
+            # A worker could read them when the task deferred, so one can give them back; they are not held meanwhile.
             logger.error("%s", error)  # noqa: TRY400 - the text says it all
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
             yield TriggerEvent({"error": str(error), "give_back": True})  # type: ignore[no-untyped-call]
@@ -290,8 +292,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """A user acted on the task, or a triggerer that stood still came back; one look at the states tells which.
 
-        - The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
-          will keep these leases, so they are released.
+        - The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: no
+          keeper will follow, so they are released.
         - The keeper alone was cleared, and its next try has not deferred: they are extended once, and left to it.
         - The keeper is deferred: another trigger has them, so they are left alone. So they are when this process stood
           still, when Airflow gives no answer, or before it is known what was settled: some of the messages may be other
@@ -308,19 +310,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         receiving = self._receiving(task)
         try:
-            kept = await self._kept_by_in_the_end(task, receiving, handed, keepers)
+            then = await self._decide_after_action(task, receiving, handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
             )
-            kept = _Kept.ELSEWHERE
-        if kept in (_Kept.NOBODY, _Kept.CLEARED):
+            then = _AfterAction.LEAVE
+        if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             # Of a cleared run the note would take the place of one about the new batch.
-            if kept is _Kept.NOBODY:
+            if then is _AfterAction.RELEASE:
                 await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
             await self._release(batch, handed)
-        elif kept is _Kept.NEXT_TRY:
+        elif then is _AfterAction.EXTEND:
             await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
         else:
             batch.forget()
@@ -339,32 +341,32 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
 
-    async def _kept_by_in_the_end(
+    async def _decide_after_action(
         self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
-    ) -> _Kept:
-        """Ask whose the batch is until there is an answer. The keeper holds it meanwhile."""
+    ) -> _AfterAction:
+        """Ask what to do with the batch until there is an answer. The keeper holds it meanwhile."""
         ends_at = keepers.clock.now() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._kept_by(task, receiving, handed)
+                return await self._decide_by_states(task, receiving, handed)
             except NoAnswerError as error:
                 if keepers.clock.now() >= ends_at:
                     raise
                 logger.warning("Asking again who keeps the messages: %s", error)
 
-    async def _kept_by(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _Kept:
+    async def _decide_by_states(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _AfterAction:
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
         if begins_again(receiving, states):
-            return _Kept.CLEARED
+            return _AfterAction.RELEASE_OF_CLEARED
         state = states.get(task.task_id, "removed")
         if state in ENDED:
             note = await read_progress(receiving, handed.batch_id)
             has_ended = note is not None and len(note.settled) == handed.messages
             # Airflow had moved the trigger to another triggerer, and that one was told first.
-            return _Kept.ELSEWHERE if has_ended else _Kept.NOBODY
+            return _AfterAction.LEAVE if has_ended else _AfterAction.RELEASE
         if not await self._is_still_the_runs(receiving, handed):
-            return _Kept.CLEARED
-        return _Kept.ELSEWHERE if state == "deferred" else _Kept.NEXT_TRY
+            return _AfterAction.RELEASE_OF_CLEARED
+        return _AfterAction.LEAVE if state == "deferred" else _AfterAction.EXTEND
 
     async def _is_still_the_runs(self, receiving: RunOfTask, handed: HandedLease) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
@@ -424,7 +426,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         )
 
     async def _is_over(self, task: RunOfTask) -> bool:
-        """Whether all work has ended, so that a lease in doubt is not extended: nobody needs its message here."""
+        """Whether all work has ended, so that a lease in doubt is not extended: its message is not needed here."""
         work = [one["task_id"] for one in self.work]
         try:
             states = (await task_states(task.dag_id, [task.run_id], work)).get(task.run_id, {})
@@ -436,7 +438,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     def _with_extensions(self, written: WrittenBatch, clock: Clock) -> WrittenBatch:
         """What is written, with the extensions that were made while it was not known which messages were settled.
 
-        One whose deadline had passed by then is in doubt: somebody else may have received its message.
+        One whose deadline had passed by then is in doubt: another consumer may have received its message.
         """
         if self._batch is None:
             return written

@@ -31,7 +31,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     run_of,
 )
 from sqs_lease.airflow.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, adopt
 from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.payload import (
@@ -56,6 +56,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.telemetry import traceparent_here
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 
@@ -179,7 +180,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
         if self._shared_keeper is None:
-            with translate_aws_errors(self.options.queue):
+            with translate_client_errors(self.options.queue):
                 self._shared_keeper = await keepers.acquire(connection)
         return self._shared_keeper
 
@@ -244,7 +245,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         source = PublishedMessages(task, handed.manifest_uri)
         self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
         self._stored = handed
-        logger.warning("This task had received %d messages, and could not hand them on: receiving anew", len(leases))
+        logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
         await self._give_back()
         return False

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from airflow.sdk import Asset
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from sqs_lease.airflow.connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.dag_file import check_queue, refuse_sensor_options
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
 from sqs_lease.airflow.triggers.shared import (
@@ -37,6 +37,7 @@ from sqs_lease.airflow.triggers.shared import (
 )
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
 
 logger = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ class _Poll:
 
     async def _count(self) -> CountedQueue:
         if self._shared_keeper is None:
-            with translate_aws_errors(self._queue):
+            with translate_client_errors(self._queue):
                 self._shared_keeper = await self._keepers.acquire(self._connection)
         transport = self._shared_keeper.transport
         if self._queue_url is None:
