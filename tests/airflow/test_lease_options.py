@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqs_lease.airflow.collector import ReceiveOptions
 from sqs_lease.airflow.sensor import SqsLeaseSensor
+from sqs_lease.airflow.triggers.receive import ReceiveOptions
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, seal
-from sqs_lease.airflow.collector import ReceiveOptions
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.filter_process import (
     ATTRIBUTE,
@@ -38,10 +37,10 @@ from sqs_lease.airflow.payload import (
     read_lease,
     why_unpublishable,
 )
-from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.settler import Progress
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.receive import ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import by_exception, dead_letter, release

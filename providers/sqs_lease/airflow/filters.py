@@ -15,7 +15,7 @@ Bodies and attributes are compared where the messages are received. JSONPath and
 came for a while.
 
 A filter that raises an error, or gives no answer, leaves open whether the message matches. So the ``unmatched`` rule
-does not apply, which might delete the message: :class:`~sqs_lease.airflow.collector.Collector` settles it as
+does not apply, which might delete the message: :class:`~sqs_lease.airflow.triggers.receive.Collector` settles it as
 a failed message.
 """
 

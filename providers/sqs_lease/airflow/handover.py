@@ -46,7 +46,7 @@ import msgspec
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, seal, unseal
 from sqs_lease.airflow.connection import AwsConnection
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease, Message

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
 from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
 from sqs_lease.airflow.payload import read_messages
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 

@@ -15,8 +15,8 @@ from sqs_lease.airflow.dag_file import check_type, named
 from sqs_lease.airflow.handover import LEASE_KEY, HandedLease, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
-from sqs_lease.airflow.settlement.progress import KEEPS_KEY, BatchStatus, why_it_fails
 from sqs_lease.airflow.settlement.rules import work_tasks
+from sqs_lease.airflow.settlement.settler import KEEPS_KEY, BatchStatus, why_it_fails
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.worker import give_back_handed, settle_locally
 from sqs_lease.core.durations import Duration, seconds_of

@@ -32,7 +32,6 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggers_are_supported,
     triggers_publish_for_mapping,
 )
-from sqs_lease.airflow.collector import ReceiveOptions, ShortVisibilityWarning, takeover_risk, with_visibility
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
@@ -56,7 +55,15 @@ from sqs_lease.airflow.payload import (
     find_refused,
     messages_of,
 )
-from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.receive import (
+    FAILED,
+    TIMED_OUT,
+    ReceiveOptions,
+    ShortVisibilityWarning,
+    SqsLeaseReceiveTrigger,
+    takeover_risk,
+    with_visibility,
+)
 from sqs_lease.airflow.worker import WorkerLease, give_back_handed, receive_locally
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
@@ -122,7 +129,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
             own, or what a lease needs to survive the death of its triggerer if that is longer: 450 s at Airflow's
-            default settings (``collector.py``). One that is too short for that gives a warning.
+            default settings (``triggers/receive.py``). One that is too short for that gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with

@@ -26,13 +26,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 
 from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
-from sqs_lease.airflow.collector import Collector, ReceiveOptions
 from sqs_lease.airflow.connection import AwsConnection, make_transport
 from sqs_lease.airflow.handover import HandedLease, PayloadError
 from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
-from sqs_lease.airflow.settlement.progress import Progress
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.settlement.settler import Settler
+from sqs_lease.airflow.settlement.settler import Progress, Settler
+from sqs_lease.airflow.triggers.receive import Collector, ReceiveOptions
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import FailureRule

@@ -112,7 +112,7 @@ def _plugin() -> Iterator[Finding]:
 def _takeover() -> Iterator[Finding]:
     from airflow.sdk.configuration import conf
 
-    from sqs_lease.airflow.collector import (
+    from sqs_lease.airflow.triggers.receive import (
         TAKEOVER_MARGIN_SECONDS,
         default_visibility_seconds,
         takeover_seconds,

@@ -7,7 +7,7 @@ when the policy says so. How it ends:
 - Everything was settled (or lost): it publishes the report and ends its task as successful; or a worker does, where
   listeners such as OpenLineage's hear of successes, because Airflow tells them in workers only.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
-  without a retry (:func:`~sqs_lease.airflow.settlement.progress.why_it_fails`).
+  without a retry (:func:`~sqs_lease.airflow.settlement.settler.why_it_fails`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
   is released, because the work goes on.
 - A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
@@ -53,9 +53,15 @@ from sqs_lease.airflow.handover import (
 )
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
 from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
-from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
+from sqs_lease.airflow.settlement.settler import (
+    AFTER_STALL_SECONDS,
+    PROGRESS_KEY,
+    Progress,
+    Settler,
+    read_progress,
+    why_it_fails,
+)
 from sqs_lease.airflow.triggers.shared import (
     DEFERRAL_SECONDS,
     SharedKeeper,
