@@ -23,9 +23,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
 from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
 from sqs_lease.airflow.payload import read_messages
+from sqs_lease.airflow.settlement.rules import ENDED
 from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
-
-_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 def still_held(lease: str) -> frozenset[str]:
@@ -122,7 +121,7 @@ def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int,
     """What a keeper noted as settled, by position; None once it ended."""
     place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
     states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
-    if states.get(keeper.task_id, "removed") in _ENDED:
+    if states.get(keeper.task_id, "removed") in ENDED:
         return None
     return Progress.decode(task_instance.xcom_pull(task_ids=keeper.receive_task_id, key=PROGRESS_KEY)).settled
 
