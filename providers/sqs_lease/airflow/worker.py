@@ -62,10 +62,9 @@ class WorkerLease:
     All methods block, and are called from the task's own thread.
 
     Attributes:
-        batch: The batch, once it is being received, until it was handed on.
-        handed: What was made publishable.
+        batch: The batch, once it is being received.
+        handed: What was handed on.
         lease: The same as plain values.
-        leases: The leases then, in the order of the messages.
         listener: Is told what happens to the leases as well, in the background thread.
 
     Args:
@@ -83,7 +82,6 @@ class WorkerLease:
         self.batch: Batch | None = None
         self.handed: HandedLease | None = None
         self.lease: dict[str, Any] = {}
-        self.leases: Sequence[Lease] = ()
         self.listener: EventListener | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
@@ -124,15 +122,6 @@ class WorkerLease:
         """
         return self.thread.run(self._receive(wait_seconds))
 
-    def publishable(self) -> BatchValue:
-        """Store the batch, if it is to be stored, and return what stands for its messages; :attr:`lease` is set.
-
-        Raises:
-            PayloadError: It cannot be stored.
-            GivenBackError: It was given back meanwhile.
-        """
-        return self.thread.run(self._publishable())
-
     def settle_refused(self, refused: Collection[str]) -> bool:
         """Settle messages that Airflow refused by themselves, by their ids; return whether others are left.
 
@@ -142,7 +131,9 @@ class WorkerLease:
         return self.thread.run(self._received().settle_refused(refused))
 
     def hand_on(self) -> BatchValue:
-        """Extend every lease once by the hand-off timeout, and forget them: the keeper's trigger adopts them.
+        """Extend every lease once by the hand-off timeout, and store the batch if it is to be stored.
+
+        They are held on until :meth:`close`: what Airflow does not take can be given back.
 
         Returns:
             What stands for the messages; :attr:`lease` is set.
@@ -190,12 +181,6 @@ class WorkerLease:
             # What was on its way then is given back at the end of the block that this error leaves.
             raise GivenBackError("this task was killed while it received")
         return found
-
-    async def _publishable(self) -> BatchValue:
-        collector = self._received()
-        self.leases = collector.batch.leases()
-        self.handed, self.lease, value = await collector.publishable()
-        return value
 
     async def _hand_on(self) -> BatchValue:
         self.handed, self.lease, value = await self._received().hand_on()
@@ -289,6 +274,7 @@ AGAIN_SECONDS: Final = 0.5
 @dataclass(slots=True)
 class _Held:
     holding: WorkerLease
+    leases: Sequence[Lease]  # in the order of the messages
     settler: Settler | None = None
 
 
@@ -321,13 +307,15 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTas
         holding = ending.enter_context(WorkerLease(options, task))
         if not holding.receive(wait_seconds):
             return None
-        messages = holding.publishable()
+        messages = holding.hand_on()
+        handed = holding.handed
+        leases = [] if handed is None else handed.written.leases_now(holding.clock, handed.queue_url)
         # From here on it is held on until the keeper's task.
         ending.pop_all()
     if not _held:
         # The process may end without that task: the messages should not wait for a visibility timeout then.
         atexit.register(give_back_what_is_left)
-    _held[options.batch_id] = _Held(holding)
+    _held[options.batch_id] = _Held(holding, leases)
     return ReceivedLocally(holding.lease, messages)
 
 
@@ -392,7 +380,7 @@ async def _settle(
             task,
             receive_task,
             batch,
-            held.holding.leases,
+            held.leases,
             work,
             on_failure,
             clock=held.holding.clock,

@@ -50,7 +50,6 @@ from sqs_lease.airflow.links import LINK_KEY
 from sqs_lease.airflow.payload import (
     INLINE_BYTES,
     BatchValue,
-    PublishedMessages,
     find_refused,
     load_lease,
     publishable,
@@ -80,7 +79,6 @@ from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.options import LeaseOptions
-from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import trace_of, traceparent_here
 from sqs_lease.sqs.classification import translate_client_errors
@@ -192,8 +190,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
 
         def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
-            source = PublishedMessages(task)
-            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, source, self.options.batch_id)
+            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, batch_id=self.options.batch_id)
             return self._batch
 
         collector = await Collector.open(
@@ -271,8 +268,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
         shared_keeper = await self._acquired(keepers, handed.connection)
-        source = PublishedMessages(task, handed.manifest_uri)
-        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
+        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened)
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
@@ -457,18 +453,6 @@ class Collector:
         messages = [contents[lease.receipt] for lease in written.leases]
         self.batch = self._open_batch(self.queue_url, self.policy)
         await adopt(self.batch, written.leases_now(self._clock, self.queue_url), RoundLimiter(), messages)
-        return await self._publishable(written, messages)
-
-    async def publishable(self) -> Published:
-        """Make the batch publishable as it is, to be held here until it is settled.
-
-        Raises:
-            PayloadError: The batch cannot be stored.
-        """
-        written = WrittenBatch.of(self.batch.batch_id, self.batch.leases(), self._clock)
-        return await self._publishable(written, self.batch.messages())
-
-    async def _publishable(self, written: WrittenBatch, messages: Sequence[Message]) -> Published:
         connection = AwsConnection.decode(self._options.connection)
         trace = await trace_of(messages, self._received_in)
         handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)

@@ -79,7 +79,7 @@ class SharedKeeper:
         queue_url: str,
         policy: RenewalPolicy,
         listener: EventListener,
-        source: MessageSource,
+        source: MessageSource | None = None,
         batch_id: str | None = None,
     ) -> Batch:
         """Open a batch.
