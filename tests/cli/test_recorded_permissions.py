@@ -24,9 +24,9 @@ import sqs_lease
 from sqs_lease import MessageFailed, async_lease, dead_letter, lease
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.transfer.lease import HandedLease
-from sqs_lease.airflow.transfer.payload import load_lease, publishable, remove_files
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import HandedLease
+from sqs_lease.airflow.payload import load_lease, publishable, remove_files
 from sqs_lease.cli.permissions import CLEAN_SOURCE, IMPLIED, RECORDED, Place, needs_of
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, Threshold
