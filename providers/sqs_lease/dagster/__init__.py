@@ -14,9 +14,8 @@ from sqs_lease.dagster.components.ingestion import SqsIngestionComponent
 from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
 from sqs_lease.dagster.components.queue import SqsQueueComponent
 from sqs_lease.dagster.dispatch import DispatchError
-from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.executor import ResumedRunError, sqs_lease_executor
 from sqs_lease.dagster.metadata import lease_metadata
-from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.router import RouterError, build_sqs_router
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG

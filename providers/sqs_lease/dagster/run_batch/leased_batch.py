@@ -61,8 +61,8 @@ class RunBatch(LeasedBatch):
     - ``fail``: it is settled by the failure rule of the executor or sensor.
     - ``release``: it is visible again, whatever the failure rule.
 
-    What was failed or released by an attempt that Dagster tries again is forgotten: the next attempt gets it again.
-    Steps that begin after another one has failed a message do not get it.
+    What an attempt released that Dagster tries again is forgotten: the next attempt gets it again. What was failed is
+    not given to later attempts, nor to steps that begin afterwards.
 
     Attributes:
         batch_id: Names the batch.
@@ -274,8 +274,8 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     folder = held.folder
     work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        # What another step has failed is not worked on any more.
-        failed = {each for piece in folder.pieces().values() if piece.name != work.name for each in piece.failed}
+        # What has failed, by any step in any attempt, is not worked on any more.
+        failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
         try:
@@ -364,7 +364,7 @@ def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
     if before is None:
         return work, False
     if before.attempt != work.attempt:
-        return replace(work, done=before.done), False
+        return replace(work, done=before.done, failed=before.failed, errors=before.errors), False
     if not before.is_over:
         raise BatchFolderError(
             f"step {work.name} works on the batch of run {op_context.run_id} already, in a block of lease() that it "

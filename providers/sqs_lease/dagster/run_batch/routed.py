@@ -30,8 +30,8 @@ from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import is_same_queue
-from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, is_same_queue
+from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,43 @@ def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
     """
     uri = run.tags.get(ROUTED_TAG)
     return None if uri is None else RoutedBatch(BatchFolder(workspace_path(uri)), run.run_id)
+
+
+def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
+    """Return what the executor of a failed run passed on to the run that repeats it; None where nothing is left of it.
+
+    Dagster copies the tags of a run to the one that repeats it, and with them where its batch is.
+
+    Args:
+        run: The run that repeats another one.
+        workspace: The workspace of the executor: nothing outside of it is read.
+        queue: The queue's name, ARN or URL.
+
+    Raises:
+        OSError: It cannot be read.
+        BatchFolderError: The same.
+    """
+    uri = run.tags.get(BATCH_TAG)
+    if uri is None or run.parent_run_id is None or uri != run_batch_uri(workspace, uri.rpartition("/run-")[2]):
+        return None
+    folder = BatchFolder(workspace_path(uri))
+    written = read_written(folder) if is_local(folder) else None
+    if written is None or not is_same_queue(queue, folder.manifest().queue_url):
+        return None
+    passed_on = RoutedBatch(folder, run.run_id)
+    if is_over(written):
+        passed_on.remove()
+        return None
+    return passed_on
+
+
+def is_local(folder: BatchFolder) -> bool:
+    """Whether a directory is of the local file system, so that its files can be for its owner alone.
+
+    Args:
+        folder: The directory.
+    """
+    return isinstance(folder.path, Path)
 
 
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
