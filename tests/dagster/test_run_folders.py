@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder
-from sqs_lease.dagster.run_batch.run_folders import (
+from sqs_lease.dagster.run_batch.folder import (
     LEFT_OVER_AFTER_SECONDS,
+    MESSAGES,
+    BatchFolder,
     is_run_batch,
     remove_left_over,
     run_batch_id,

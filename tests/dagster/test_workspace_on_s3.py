@@ -12,9 +12,14 @@ import pytest
 from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import BATCH_TAG, MessageFailed, SqsQueueResource
-from sqs_lease.dagster.run_batch import run_folders
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
+from sqs_lease.dagster.run_batch import folder
+from sqs_lease.dagster.run_batch.folder import (
+    BatchFolder,
+    BatchFolderError,
+    remove_left_over,
+    run_batch_uri,
+    workspace_path,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -65,7 +70,7 @@ def test_what_is_left_over_there_is_removed_by_its_age(bucket: Any, monkeypatch:
     assert remove_left_over(workspace) == 0
     create(run_batch_uri(workspace, "run"))
     assert remove_left_over(workspace) == 0
-    monkeypatch.setattr(run_folders, "LEFT_OVER_AFTER_SECONDS", -60.0)
+    monkeypatch.setattr(folder, "LEFT_OVER_AFTER_SECONDS", -60.0)
     assert remove_left_over(workspace) == 1
     assert names_in(bucket) == []
 

@@ -20,7 +20,7 @@ from sqs_lease.dagster._internals import (
     run_events,
     without_mapping_key,
 )
-from sqs_lease.dagster.backlog_state import runs_of_assets
+from sqs_lease.dagster.backlog_sensor import runs_of_assets
 from sqs_lease.dagster.metadata import (
     DELETED,
     ENDS,

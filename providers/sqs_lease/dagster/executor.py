@@ -6,7 +6,7 @@ What the steps say and how they end decides at the end what becomes of each mess
 (:mod:`sqs_lease.dagster.run_batch.rules`).
 
 The steps end with their run worker: it can end them before it gives their messages to others, and where it is killed
-they end themselves (:mod:`sqs_lease.dagster.run_batch.parent_watch`). Neither is possible in another container or on
+they end themselves (:mod:`sqs_lease.dagster.run_batch.leased_batch`). Neither is possible in another container or on
 another machine, so such steps are refused the batch, and receive messages of their own instead.
 """
 
@@ -41,13 +41,19 @@ from sqs_lease.dagster._internals import (
     parts_left_out,
     run_events,
 )
-from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import Entered, SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.run_batch.parent_watch import working_on
+from sqs_lease.dagster.run_batch.folder import (
+    BatchFolder,
+    BatchFolderError,
+    check_workspace,
+    remove_left_over,
+    run_batch_id,
+    run_batch_uri,
+    workspace_path,
+)
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, working_on
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     RoutedBatch,
@@ -57,13 +63,6 @@ from sqs_lease.dagster.run_batch.routed import (
     write_leases,
 )
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
-from sqs_lease.dagster.run_batch.run_folders import (
-    check_workspace,
-    remove_left_over,
-    run_batch_id,
-    run_batch_uri,
-    workspace_path,
-)
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, SettlementError
 from sqs_lease.sqs.errors import SqsError

@@ -1,4 +1,7 @@
-"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets."""
+"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets.
+
+Errors about the access to a queue come with a remedy in Dagster's words: by which setting of the resource, and where.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context
-from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.retries import may_dead_letter
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
 from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
@@ -33,6 +35,122 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+from typing import Final, TypeVar
+
+from sqs_lease.sqs.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    SqsError,
+    WrongRegionError,
+)
+
+_T = TypeVar("_T")
+
+_PROCESS: Final = "the process that Dagster works in (the code server for sensors, run workers and steps for all else)"
+
+_NO_CREDENTIALS: Final = (
+    "Set profile_name of {resource}, or give a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to {process}."
+)
+
+_INSTEAD: Final = {
+    "WrongRegion": "Set region_name of {resource} to the region of the queue, or leave it out: where {process} has no "
+    "region, it is that of the ARN or the URL.",
+    "NoRegionError": "Set region_name of {resource}, or AWS_DEFAULT_REGION in {process}, or name the queue by its ARN "
+    "or its URL at AWS.",
+    "ProfileNotFound": "Correct profile_name of {resource}, or AWS_PROFILE in {process}, or add the profile to the AWS "
+    "configuration file there.",
+    "LoginError": _NO_CREDENTIALS,
+    "NoAuthTokenError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
+}
+"""Remedies in place of the general ones, by the error's code."""
+
+_ABOUT_ACCESS: Final = (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    WrongRegionError,
+)
+
+_REACHED_BY: Final = (
+    "The queue is reached by queue, region_name, endpoint_url, profile_name and role_arn of {resource}, and by the AWS "
+    "settings of {process} where those are not set."
+)
+_WHERE: Final = (
+    "Settings of the resource are given in Definitions(resources=...) or under queue in a component's YAML, as values "
+    "or as EnvVar; with configure_at_launch() in the run config."
+)
+
+
+def in_words_of_dagster(error: SqsError, resource: str) -> SqsError:
+    """Return an error about the access to a queue with the remedy in Dagster's words; others as they are.
+
+    Args:
+        error: The error; its text names the queue.
+        resource: The name of the resource's class.
+    """
+    if not isinstance(error, _ABOUT_ACCESS) or error.remedy.endswith(_WHERE):
+        return error
+    words = {"resource": resource, "process": _PROCESS}
+    if (instead := _INSTEAD.get(error.code)) is not None:
+        remedy = instead.format(**words)
+    else:
+        remedy = f"{error.remedy} {_REACHED_BY.format(**words)}".lstrip()
+    return error.with_remedy(f"{remedy} {_WHERE}")
+
+
+@contextmanager
+def access_to(resource: object) -> Iterator[None]:
+    """Raise errors about the access to a queue with the remedy in Dagster's words, from within the block.
+
+    Args:
+        resource: The resource by which the queue is reached.
+
+    Raises:
+        SqsError: What the block raised.
+    """
+    try:
+        yield
+    except SqsError as error:
+        told = in_words_of_dagster(error, type(resource).__name__)
+        if told is error:
+            raise
+        # What the client raised; the error in its general words would only say the same again.
+        raise told from error.__cause__
+
+
+class Entered(AbstractContextManager[_T]):
+    """A context manager whose beginning is within :func:`access_to`; what its block raises is not.
+
+    Args:
+        entered: The context manager.
+        resource: The resource by which the queue is reached.
+    """
+
+    def __init__(self, entered: AbstractContextManager[_T], resource: object) -> None:
+        self._entered = entered
+        self._resource = resource
+
+    def __enter__(self) -> _T:
+        with access_to(self._resource):
+            return self._entered.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._entered.__exit__(kind, error, traceback)
+
 
 _OpensLease: TypeAlias = "Callable[[], AbstractContextManager[LeasedBatch]]"
 

@@ -48,23 +48,35 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
-from sqs_lease.dagster.access_errors import access_to
-from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
+from sqs_lease.dagster.backlog_sensor import UNREADABLE_SECONDS
 from sqs_lease.dagster.dispatch import (
+    MOST_RUNS_AT_ONCE,
     AssetKeys,
     Destination,
     Dispatch,
     Dispatcher,
+    Job,
     Part,
+    RunConfig,
+    Target,
     Undispatched,
+    add_requests,
     divided,
+    jobs_of_a_list,
     read_run,
+    target_argument,
     undispatched_text,
     write_run,
 )
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import failure_rule
-from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
+from sqs_lease.dagster.run_batch.folder import (
+    LEFT_OVER_AFTER_SECONDS,
+    BatchFolder,
+    check_workspace,
+    listed,
+    workspace_path,
+)
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     ROUTED_QUEUE_TAG,
@@ -73,16 +85,6 @@ from sqs_lease.dagster.run_batch.routed import (
     is_over,
     read_written,
     write_leases,
-)
-from sqs_lease.dagster.run_batch.run_folders import LEFT_OVER_AFTER_SECONDS, check_workspace, workspace_path
-from sqs_lease.dagster.targets import (
-    MOST_RUNS_AT_ONCE,
-    Job,
-    RunConfig,
-    Target,
-    add_requests,
-    jobs_of_a_list,
-    target_argument,
 )
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper

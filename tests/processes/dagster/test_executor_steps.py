@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.verdict import StepEnds
+from sqs_lease.dagster.run_batch.rules import StepEnds
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import executor_jobs
 from tests.dagster.evidence import VISIBILITY_SECONDS

@@ -29,9 +29,8 @@ import dagster as dg
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, run_batch_uri, workspace_path
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, is_same_queue
-from sqs_lease.dagster.run_batch.run_folders import run_batch_uri, workspace_path
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
 
 logger = logging.getLogger(__name__)
