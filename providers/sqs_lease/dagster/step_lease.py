@@ -55,6 +55,7 @@ from sqs_lease.dagster._internals import (
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import (
+    HELD,
     combined_metadata,
     lease_metadata,
     lease_summary,
@@ -183,7 +184,8 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
         self._batch = batch
         self._end.hold(self)
-        self._end.context.log.info("Received %d messages of %s", len(batch), batch.queue_url)
+        received = f"Received {len(batch)} messages of {batch.queue_url}"
+        report_event(self._end.context, received, {HELD: dg.MetadataValue.int(len(batch))})
         return batch
 
     def __exit__(
