@@ -31,8 +31,7 @@ from sqs_lease.cli.permissions import CLEAN_SOURCE, IMPLIED, RECORDED, Place, ne
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, Threshold
 from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
-from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.folder import remove_left_over, run_batch_uri, workspace_path
+from sqs_lease.dagster.run_batch.folder import BatchFolder, remove_left_over, run_batch_uri, workspace_path
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
