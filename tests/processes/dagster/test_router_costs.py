@@ -48,9 +48,7 @@ class Ground:
         wait_until(ready, processes=[self.stack.processes["webserver"]], what=what, deadline_seconds=300)
 
     def count(self, name: str) -> int:
-        found: Mapping[str, str] = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=["All"])[
-            "Attributes"
-        ]
+        found: Any = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=["All"])["Attributes"]
         return int(found[name])
 
     def send_and_await_reception(self) -> float:
