@@ -422,7 +422,8 @@ QUEUE = SqsQueueResource(queue="orders")
     ("options", "error", "text"),
     [
         ({"queue": "orders"}, TypeError, "takes an SqsQueueResource"),
-        ({"workspace": "orders"}, ValueError, "must be a URI"),
+        ({"workspace": "orders"}, ValueError, "absolute path"),
+        ({"workspace": "s3://orders"}, ValueError, "its readers could delete the messages"),
         ({"workspace": Path("/orders")}, TypeError, "must be a text"),
         ({"on_failure": "dead_lettr"}, ValueError, "on_failure must be one of .*dead_letter.*, not 'dead_lettr'"),
         ({"on_failure": {"kind": "backoff", "inital": 30}}, TypeError, "inital"),

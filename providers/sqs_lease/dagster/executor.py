@@ -42,7 +42,7 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
-from sqs_lease.dagster.resource import Entered, SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
@@ -50,14 +50,12 @@ from sqs_lease.dagster.run_batch.folder import (
     check_workspace,
     remove_left_over,
     run_batch_id,
-    run_batch_uri,
-    workspace_path,
+    run_batch_path,
 )
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, working_on
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     RoutedBatch,
-    is_local,
     passed_on_batch_of,
     routed_batch_of,
     write_leases,
@@ -147,9 +145,8 @@ def sqs_lease_executor(
 
     Args:
         queue: The queue. What ``EnvVar`` names is read in the run worker.
-        workspace: Where the messages are for the steps: a URI (``s3://bucket/prefix``) or the absolute path of a
-            directory. Each run has a directory in it, which is removed when the run ends; what killed run workers left
-            is removed by a later run, a day after.
+        workspace: Where the messages are for the steps: the absolute path of a directory. Each run has a directory in
+            it, which is removed when the run ends; what killed run workers left is removed by a later run, a day after.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
         linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
@@ -288,19 +285,18 @@ class LeaseExecutor(dg.Executor):
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
             _refuse_part_of_the_job(run, parts, queue.queue)
         remove_left_over(leasing.workspace)
-        uri = run_batch_uri(leasing.workspace, run.run_id)
-        folder = BatchFolder(workspace_path(uri))
+        uri = run_batch_path(leasing.workspace, run.run_id)
+        folder = BatchFolder(uri)
         inner_context = orchestrated_by(plan_context, self._steps)
         ended_by: BaseException | None = None
         is_passed_on = False
         with ExitStack() as leaving:
             leaving.enter_context(working_on(run.run_id))
             leaving.callback(lambda: None if is_passed_on else _remove(folder))
-            with dg.raise_execution_interrupts():
-                # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
-                with access_to(queue):
-                    block = leasing.block(queue, taken)
-                batch = leaving.enter_context(Entered(block, queue))
+            # Dagster would keep a request to terminate until the steps run, and this may wait for a while.
+            with dg.raise_execution_interrupts(), access_to(queue):
+                block = leasing.block(queue, taken)
+                batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
             try:
@@ -325,7 +321,7 @@ class LeaseExecutor(dg.Executor):
                     is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
                     held = _settle(batch, ends, folder, plan_context, is_whole=is_whole, repeated=repeated)
                     passes_on = repeated is Repetition.YES or (repeated is Repetition.UNKNOWN and taken is not None)
-                    if held and passes_on and is_local(folder):
+                    if held and passes_on:
                         is_passed_on = _pass_on(block, folder, plan_context)
                     if not is_passed_on:
                         batch.release(held)
@@ -395,7 +391,7 @@ def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
             f"({type(error).__name__}: {error}), and are given back. Check the executor's workspace: that run workers "
-            "may write there, and that what its scheme needs is installed (s3fs for s3://)"
+            "may write there"
         ) from error
 
 
@@ -542,5 +538,5 @@ def _observe(
 def _remove(folder: BatchFolder) -> None:
     try:
         folder.remove()
-    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and a later run tries again
+    except OSError as error:
         logger.warning("%s cannot be removed (%s: %s)", folder, type(error).__name__, error)

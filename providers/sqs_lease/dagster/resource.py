@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypedDict
 
 import dagster as dg
 from pydantic import Field
@@ -30,15 +30,6 @@ from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGE
 from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
-from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import queue_reference
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
-
-
-from typing import Final, TypeVar
-
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -49,8 +40,11 @@ from sqs_lease.sqs.errors import (
     SqsError,
     WrongRegionError,
 )
+from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.sqs.validation import queue_reference
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
 
 _PROCESS: Final = "the process that Dagster works in (the code server for sensors, run workers and steps for all else)"
 
@@ -128,28 +122,6 @@ def access_to(resource: object) -> Iterator[None]:
             raise
         # What the client raised; the error in its general words would only say the same again.
         raise told from error.__cause__
-
-
-class Entered(AbstractContextManager[_T]):
-    """A context manager whose beginning is within :func:`access_to`; what its block raises is not.
-
-    Args:
-        entered: The context manager.
-        resource: The resource by which the queue is reached.
-    """
-
-    def __init__(self, entered: AbstractContextManager[_T], resource: object) -> None:
-        self._entered = entered
-        self._resource = resource
-
-    def __enter__(self) -> _T:
-        with access_to(self._resource):
-            return self._entered.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return self._entered.__exit__(kind, error, traceback)
 
 
 _OpensLease: TypeAlias = "Callable[[], AbstractContextManager[LeasedBatch]]"
@@ -367,7 +339,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if held is None
             else lambda: self._joined(context, held, given)
         )
-        return QueueLease(inner, self.queue, step_end(context))
+        return QueueLease(inner, self, step_end(context))
 
     def _received(
         self, context: Context, options: LeaseOptions, on_failure: OnFailure | None, routed: RoutedBatch | None
@@ -382,10 +354,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         def opened() -> AbstractContextManager[LeasedBatch]:
             self.refuse_without_dead_letter_queue(options.on_failure)
             if end is None:
-                return Entered(block(options.on_failure, OwnLeasedBatch), self)
-            return Entered(
-                StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed), self
-            )
+                return block(options.on_failure, OwnLeasedBatch)
+            return StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed)
 
         return opened
 
@@ -405,13 +375,13 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     Args:
         opened: Makes the lease that is entered.
-        queue: The queue, for errors.
+        resource: The queue, for errors.
         end: The end of the step, which fails where this was not entered; None where there is no step.
     """
 
-    def __init__(self, opened: _OpensLease, queue: str, end: StepEnd | None) -> None:
+    def __init__(self, opened: _OpensLease, resource: SqsQueueResource, end: StepEnd | None) -> None:
         self._opened = opened
-        self._queue = queue
+        self._resource = resource
         self._end = end
         self._entered: AbstractContextManager[LeasedBatch] | None = None
         if end is not None:
@@ -419,11 +389,12 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     def __enter__(self) -> LeasedBatch:
         if self._entered is not None:
-            raise RuntimeError(f"This lease of {self._queue} was used already: call lease() for each block")
+            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
         if self._end is not None:
             self._end.entered()
-        self._entered = self._opened()
-        return self._entered.__enter__()
+        with access_to(self._resource):
+            self._entered = self._opened()
+            return self._entered.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -443,8 +414,8 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     def _without_with(self) -> TypeError:
         return TypeError(
-            f"lease(context) of {self._queue} is for a with statement, which receives the messages and gives the "
-            "batch: `with queue.lease(context) as batch:`"
+            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
+            "the batch: `with queue.lease(context) as batch:`"
         )
 
 

@@ -75,13 +75,11 @@ from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     check_workspace,
     listed,
-    workspace_path,
 )
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     ROUTED_QUEUE_TAG,
     ROUTED_TAG,
-    check_private_workspace,
     is_over,
     read_written,
     write_leases,
@@ -195,7 +193,6 @@ def build_sqs_router(
     check_queue_resource(queue, whose)
     require_manifests(whose, "dagster,manifest")
     check_workspace(workspace, whose)
-    check_private_workspace(workspace, whose)
     check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
     handoff_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
     options = LeaseOptions.of(
@@ -333,7 +330,7 @@ class _Router:
     def _waiting(self, instance: dg.DagsterInstance, dispatcher: Dispatcher) -> list[_Request]:
         """The batches that were written and have no run yet; what is of no use any more is removed."""
         waiting: list[_Request] = []
-        for path in listed(workspace_path(self.uri)):
+        for path in listed(Path(self.uri)):
             if not _BATCH_ID.fullmatch(path.name):
                 continue
             folder, uri = BatchFolder(path), f"{self.uri}/{path.name}"
@@ -397,7 +394,7 @@ class _Router:
         ]
         parts, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
         requests = [_Request(batch_id := uuid4().hex, f"{self.uri}/{batch_id}", part.destination) for part in parts]
-        folders = [BatchFolder(workspace_path(request.uri)) for request in requests]
+        folders = [BatchFolder(request.uri) for request in requests]
         try:
             for request, part, folder in zip(requests, parts, folders, strict=True):
                 await asyncio.to_thread(_write_messages, folder, request, part, held.queue_url)

@@ -21,12 +21,12 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import dagster as dg
+from upath import UPath
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
-from sqs_lease.dagster.run_batch.folder import workspace_path
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import ResultError, StoredResult
@@ -272,7 +272,7 @@ def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
         OSError: The file cannot be written.
     """
     require_manifests("stored_batch()", "dagster,manifest")
-    path = workspace_path(directory) / f"{uuid4().hex}.parquet"
+    path = (UPath(directory) if "://" in directory else Path(directory)) / f"{uuid4().hex}.parquet"
     if isinstance(path, Path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_manifest(path, list(batch), batch_id="", queue_url=batch.queue_url):

@@ -10,7 +10,6 @@ import dagster as dg
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 from tests.dagster.evidence import note
 
-HANDOFF_SECONDS = 20
 LINGER_SECONDS = 10
 """How long a message is held in the code server until its run is asked for."""
 
@@ -38,7 +37,7 @@ defs = dg.Definitions(
             workspace=os.environ["WORKSPACE"],
             wait=5,
             linger=LINGER_SECONDS,
-            handoff_timeout=HANDOFF_SECONDS,
+            handoff_timeout=float(os.environ["HANDOFF_SECONDS"]),
             minimum_interval_seconds=5,
             default_status=dg.DefaultSensorStatus.RUNNING,
         )

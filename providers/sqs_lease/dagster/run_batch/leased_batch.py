@@ -14,18 +14,21 @@ A step that the run worker did not start, in another container or on another mac
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster._internals import Context, add_metadata, run_worker, step_key
 from sqs_lease.dagster.metadata import work_metadata
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
@@ -34,7 +37,6 @@ from sqs_lease.dagster.run_batch.folder import (
     Raised,
     is_run_batch,
     run_batch_id,
-    workspace_path,
 )
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
@@ -42,13 +44,6 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
-
-
-import multiprocessing
-import signal
-from multiprocessing.connection import Connection, wait
-
-from sqs_lease.dagster._internals import run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +120,7 @@ def _watch(worker_ends: int, left: Connection) -> None:
 
 
 BATCH_TAG: Final = "sqs_lease/batch"
-"""The run's tag that says where its batch is: the URI or absolute path of the directory."""
+"""The run's tag that says where its batch is: the absolute path of the directory."""
 
 CALLED_DIRECTLY: Final = "called directly"
 """What a piece of work is called where there is no step, as in a test."""
@@ -336,7 +331,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
     if uri is None:
         return None
     require_manifests("The batch of a run", "dagster,manifest")
-    folder = BatchFolder(workspace_path(uri))
+    folder = BatchFolder(uri)
     manifest = folder.manifest()
     return HeldBatch(folder, manifest) if is_same_queue(queue, manifest.queue_url) else None
 
