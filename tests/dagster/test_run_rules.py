@@ -188,6 +188,22 @@ def test_where_the_run_is_repeated_only_what_a_step_failed_by_its_id_has_failed_
     assert found == {"m0": Failure("torn"), "m1": Action.RELEASE, "m2": Action.HOLD}
 
 
+@pytest.mark.parametrize("known", [piece(), piece(raised=Raised.by(ValueError()))], ids=["after it", "in its block"])
+@pytest.mark.parametrize("end", [FAILED, HELD_UP], ids=["the last step", "with steps behind it"])
+def test_where_the_run_is_repeated_it_does_not_have_what_a_step_gave_back_that_it_may_leave_out(
+    end: StepEnd, known: PieceOfWork
+) -> None:
+    check = PieceOfWork("check", NOW, is_over=True, released=frozenset({"m0"}))
+    found = decided({"check": SUCCEEDED, "load": end}, {"check": check, "load": known}, is_repeated=True)
+    assert found == {"m0": Action.RELEASE, "m1": Action.HOLD, "m2": Action.HOLD}
+
+
+def test_where_the_run_is_repeated_a_block_that_a_step_survived_has_failed_its_messages() -> None:
+    check = PieceOfWork("check", NOW, is_over=True, raised=NAMED)
+    found = decided({"check": SUCCEEDED, "load": FAILED}, {"check": check, "load": piece()}, is_repeated=True)
+    assert found == {"m0": Action.HOLD, "m1": Failure("MessageFailed", NAMED.errors), "m2": Action.HOLD}
+
+
 def test_where_the_run_is_repeated_work_that_did_not_begin_is_open() -> None:
     found = decided({"load": HELD_UP}, {"load": piece(raised=NAMED)}, is_repeated=True)
     assert found == dict.fromkeys(MESSAGES, Action.HOLD)

@@ -130,7 +130,9 @@ def sqs_lease_executor(
     visible again when their last extension ends.
 
     While run retries remain (``dagster/max_retries``), ``on_failure`` is applied only to messages that a step failed by
-    ``batch.fail``; the others are visible again at once, and the next run receives them.
+    ``batch.fail``. The others are passed on to the run that repeats this one, which may leave out the steps that
+    succeeded: they last for 5 minutes at least, and are visible again if it does not begin by then. Where it is not
+    known whether Dagster repeats the run, they are visible again at once.
 
     Without messages the steps run with an empty batch.
 

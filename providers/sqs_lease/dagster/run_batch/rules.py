@@ -20,7 +20,8 @@ What a step says of single messages adds to that:
 - A ``lease()`` block that was ended by an exception has failed its messages, also where the step survives that.
 
 **A run that Dagster repeats.** A step that failed, and one that did not run, will be tried again, so their units are
-open, and nothing but ``batch.fail`` is final. What is still held when the run is over goes to the next run.
+open, and nothing but ``batch.fail`` is final. What is still held when the run is over goes to the next run. What a step
+gave back does not: the next run may leave that step out.
 
 Where no step began to work on the batch, it was not done.
 """
@@ -84,8 +85,12 @@ def units(
     if not pieces:
         yield Unit(End.NOT_DONE)
         return
-    failed, not_done = (End.OPEN, End.OPEN) if is_repeated else (End.FAILED, End.NOT_DONE)
     last = {key: piece for key, piece in pieces.items() if key in steps and piece.attempt == steps[key].attempt}
+    failed, not_done, undone = End.FAILED, End.NOT_DONE, message_ids
+    if is_repeated:
+        # The step that gave a message back may be left out when the run is repeated: the next run must not have it.
+        given_back = frozenset[str]().union(*(piece.released for piece in last.values()))
+        failed, not_done, undone = End.OPEN, End.OPEN, [each for each in message_ids if each not in given_back]
     for piece in pieces.values():
         why = {each: Failure(reason, piece.errors.get(each, ())) for each, reason in piece.failed.items()}
         yield Unit(End.SKIPPED, (), failed=why)
@@ -93,16 +98,18 @@ def units(
         yield Unit(End.NOT_DONE, piece.released)
         if piece.raised is not None:
             named = piece.raised.message_ids if _ended_the_step(piece, steps[key]) else None
-            concerns = _left(failed_by_exception(named, message_ids), pieces[key], piece)
-            yield Unit(failed, concerns, Failure(piece.raised.errors[0].rpartition(".")[2], piece.raised.errors))
-    for key, end in steps.items():
-        yield Unit(not_done if end.has_no_batch else End.DONE)
+            concerns = _left(failed_by_exception(named, message_ids).intersection(undone), pieces[key], piece)
+            # A step that survived the exception is not tried again.
+            end = failed if steps[key].failed else End.FAILED
+            yield Unit(end, concerns, Failure(piece.raised.errors[0].rpartition(".")[2], piece.raised.errors))
+    for key, step in steps.items():
+        yield Unit(not_done, undone) if step.has_no_batch else Unit(End.DONE)
         said = key in last and last[key].raised is not None
-        if end.failed and not end.has_no_batch and not said:
-            concerns = _left(message_ids, pieces.get(key), last.get(key))
+        if step.failed and not step.has_no_batch and not said:
+            concerns = _left(undone, pieces.get(key), last.get(key))
             yield Unit(failed, concerns, Failure(_NO_REASON.format(step=key)))
-    if not is_whole or any(end.failed and end.holds_up for end in steps.values()):
-        yield Unit(not_done)
+    if not is_whole or any(step.failed and step.holds_up for step in steps.values()):
+        yield Unit(not_done, undone)
     if pieces.keys() - steps.keys():
         yield Unit(End.UNKNOWN)
 
