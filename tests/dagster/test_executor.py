@@ -358,6 +358,21 @@ def test_a_run_that_dagster_repeats_from_its_failure_works_on_what_the_failed_on
         assert (queue.visible, queue.invisible, queue.deleted) == (["bad", "later"], [], 1)
 
 
+def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_the_run_has_failed_as_it_did(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space is left")
+
+    queue.send("a")
+    monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    assert "the database is away" in str(failed.job_failure_data.error)
+    assert (queue.invisible, queue.deleted) == (["a"], 0)
+
+
 def test_a_run_from_the_failure_that_comes_too_late_is_refused_and_a_whole_one_receives(
     runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

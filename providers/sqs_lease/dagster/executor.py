@@ -325,7 +325,7 @@ class LeaseExecutor(dg.Executor):
                     passes_on = repeated is Repetition.YES or (repeated is Repetition.UNKNOWN and taken is not None)
                     if held and passes_on:
                         is_passed_on = _pass_on(block, folder, plan_context)
-                    if not is_passed_on:
+                    else:
                         batch.release(held)
             except BaseException as error:
                 # Terminated, or the machinery failed: the work is not at fault. First the steps have to end.
