@@ -15,8 +15,7 @@ from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.testing import LeasedQueues
 from tests.docs.test_examples import blocks
 
-PAGE = ROOT / "docs" / "dagster.md"
-TOP, FAILURES, RETURNED, DRAINED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED, CONFTEST, TESTS = blocks(PAGE)
+TOP, FAILURES, RETURNED, DRAINED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED = blocks(ROOT / "docs" / "dagster.md")
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 

@@ -25,7 +25,7 @@ def test_no_link_and_no_picture_of_it_leads_into_the_checkout(page: str) -> None
 
 
 def test_links_into_the_checkout_are_paths_by_which_the_files_are_found(page: str) -> None:
-    assert "How a lease\nlives (`docs/how-it-works.md`)" in page
+    assert "How a lease\nworks (`docs/how-it-works.md`)" in page
     assert "`CONTRIBUTING.md` describes" in page
     assert "`dagster_defs` is a code location" in page
 

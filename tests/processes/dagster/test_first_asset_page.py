@@ -1,4 +1,4 @@
-"""The files that docs/dagster.md has about testing, put side by side, are tests that pass."""
+"""The files of docs/first-asset.md, put side by side, are tests that pass."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.dagster.test_dagster_page import CONFTEST, TESTS, TOP
+from tests.docs.test_examples import ROOT, blocks
+
+ASSET, CONFTEST, TESTS = blocks(ROOT / "docs" / "first-asset.md")
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
-def test_the_files_about_testing_are_tests_that_pass(tmp_path: Path) -> None:
-    for name, text in (("orders.py", TOP), ("conftest.py", CONFTEST), ("test_orders.py", TESTS)):
+def test_the_files_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
+    for name, text in (("orders.py", ASSET), ("conftest.py", CONFTEST), ("test_orders.py", TESTS)):
         (tmp_path / name).write_text(text)
     inherited = {
         name: value
