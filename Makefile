@@ -33,7 +33,7 @@ check: setup ## in a minute: format, types and the deterministic tests of what c
 test-processes: setup ## the tests on real processes, or those of HOST=airflow|dagster|spark; goes on where it was cut off
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite processes $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again)
 
-chaos: setup ## the same in full: more keepers, databases, examples. With ROUNDS=100, rounds of drawn faults: docs/rounds.md
+chaos: setup ## the same in full: more keepers, databases, examples. With ROUNDS=100, rounds of drawn faults: tests/rounds/README.md
 	@$(if $(ROUNDS),\
 		$(PYTHON_ENVIRONMENT)/python -m tests.rounds --rounds $(ROUNDS) --keep-going $(if $(HOST),--host $(HOST)) $(if $(SEED),--seed $(SEED)),\
 		$(PYTHON_ENVIRONMENT)/python -m tests.suite processes --full $(if $(HOST),--host $(HOST)) $(if $(AGAIN),--again))
@@ -80,7 +80,7 @@ simulate: setup ## run the simulator over more schedules, for example SEEDS=1000
 mutants: setup ## break the package in one place after the other: the tests must notice; NAME="a part of a name", JOBS=2
 	@$(PYTHON_ENVIRONMENT)/python -m tests.mutants $(if $(NAME),--only "$(NAME)") $(if $(JOBS),--jobs $(JOBS))
 
-model: setup ## search all states of the protocol's model, with all rules and without each (apt install spin gcc); see docs/model.md
+model: setup ## search all states of the protocol's model, with all rules and without each (apt install spin gcc); see tests/model/README.md
 	@$(PYTHON_ENVIRONMENT)/python -m tests.model
 
 fuzz-ingestion: setup ## ingest BODIES=10000 random messages from every source into every table; SEED=7 repeats a run; an hour

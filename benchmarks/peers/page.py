@@ -109,7 +109,7 @@ def tables(results: Results) -> str:
             f"Machine: {results.machine}.",
             "### Long work, failing work, outages",
             _table(
-                ["", "requests", "to the second consumer", "done", "lost", "visible after", "outage"],
+                ["", "requests", "to the second consumer", "done", "lost", "visible after", "outages: second/done"],
                 [
                     [row.title, _requests(row), _delivered(row), _done(row), _lost(row), _visible(row), _outages(row)]
                     for row in rows
@@ -261,10 +261,9 @@ def _better_in_outages(rows: Sequence[Row], ours: Row) -> Iterator[str]:
 
 
 def _outages(row: Row) -> str:
-    return "; ".join(
-        f"at {outage.after_seconds} s: {outage.deliveries} to the second, {outage.done} done"
-        + ("" if outage.survived else ", process ended")
-        for outage in row.outages
+    """Messages to the second consumer and messages done, for each outage in the order of their beginnings."""
+    return ", ".join(
+        f"{outage.deliveries}/{outage.done}" + ("" if outage.survived else " (process ended)") for outage in row.outages
     )
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: T201 - what it prints is for people
-"""Checks the model of the protocol, see docs/model.md.
+"""Checks the model of the protocol, see tests/model/README.md.
 
 ``python -m tests.model`` searches all states of each configuration, in which no rule may be broken, and then takes out
 each rule, which must be missed. ``--without RELEASING_ONCE`` takes out that one alone, and prints the counterexample.

@@ -1,5 +1,5 @@
 /*
- * How a batch is held, handed over and settled by two triggerers, as docs/model.md explains it: who stops holding it
+ * How a batch is held, handed over and settled by two triggerers, as tests/model/README.md explains it: who stops holding it
  * extends it once, writes it down and forgets it; who starts holding it reads what is written.
  *
  * Two messages that were received together; another consumer, who takes whatever is visible; a user; crashes and stalls.

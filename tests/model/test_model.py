@@ -14,7 +14,7 @@ from tests.model.spin import MODEL, Search, SearchError, read_search, read_trail
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = re.findall(
     r"^\| `([A-Z_]+)` \| [^|]+ \| `([\w/.]+)` `(\w+)` \| ([^|]+) \| (\d+) \|$",
-    (ROOT / "docs/model.md").read_text(),
+    (ROOT / "tests/model/README.md").read_text(),
     re.MULTILINE,
 )
 
@@ -54,7 +54,7 @@ def test_whatever_may_happen_is_counted_in_the_model() -> None:
 
 
 def test_the_page_has_the_figures_of_each_configuration() -> None:
-    page = (ROOT / "docs/model.md").read_text()
+    page = (ROOT / "tests/model/README.md").read_text()
     assert re.findall(r"^\| ([a-z0-9 ,-]+) \| [\d ]+ \| \d+ \| \d+ \|$", page, re.MULTILINE) == [
         named(defines) for defines in CONFIGURATIONS
     ]

@@ -1,4 +1,4 @@
-"""Plays many rounds: ``python -m tests.rounds --rounds 300 --host plain,spark``; see `docs/rounds.md`."""
+"""Plays many rounds: ``python -m tests.rounds --rounds 300 --host plain,spark``; see `tests/rounds/README.md`."""
 
 # ruff: noqa: T201 - what it prints is for people
 
