@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -65,15 +65,50 @@ def test_other_programs_read_it_as_a_table_with_what_they_need_of_each_message(w
 
     assert table.schema.equals(SCHEMA)
     assert (first["message_id"], first["receive_count"]) == ("m0", 2)
-    assert first["not_json"].startswith("not valid JSON: ")
     assert first["sent_at"].isoformat() == "2026-01-01T00:00:00.123000+00:00"
     assert json.loads(first["attributes"])["MessageGroupId"] == "g"
-    assert (second["sent_at"], second["message_attributes"], second["not_json"]) == (None, None, None)
+    assert (second["sent_at"], second["message_attributes"], second["altered"]) == (None, None, False)
 
 
 def test_half_a_surrogate_pair_is_replaced_and_its_message_kept(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=[Message(Receipt("m", ""), "half \ud800")])
-    assert [message.body for message in read_manifest(tmp_path / "m").messages] == ["half ?"]
+    messages = [Message(Receipt(f"m{number}", ""), body) for number, body in enumerate(["half \ud800", "whole ?"])]
+    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=messages)
+    assert [message.body for message in read_manifest(tmp_path / "m").messages] == ["half ?", "whole ?"]
+    assert pq.read_table(tmp_path / "m")["altered"].to_pylist() == [True, False]
+
+
+def test_messages_and_mappings_of_them_are_the_same_manifest(tmp_path: Path) -> None:
+    mixed = [MESSAGES[0], MESSAGES[1].as_dict()]
+    for name, messages in {"objects": MESSAGES, "mappings": [m.as_dict() for m in MESSAGES], "mixed": mixed}.items():
+        write_manifest(tmp_path / name, batch_id="b", queue_url=QUEUE, messages=messages)
+    assert (tmp_path / "mappings").read_bytes() == (tmp_path / "objects").read_bytes()
+    assert (tmp_path / "mixed").read_bytes() == (tmp_path / "objects").read_bytes()
+
+
+NUMBERS: Final = [
+    *("1767225600123", "0", "00012", "", "-1", "1.5", " 7", "7\n", "\N{FULLWIDTH DIGIT NINE}", "9" * 18, "9" * 19, "x"),
+    *(None, 5, -5, 10**30, []),
+]
+
+
+@pytest.mark.parametrize("texts_only", [True, False])
+def test_numbers_of_the_service_are_what_messages_say_they_are(tmp_path: Path, *, texts_only: bool) -> None:
+    said = [value for value in NUMBERS if not texts_only or isinstance(value, str)]
+    messages = [
+        Message(Receipt(f"m{number}", ""), "", {"SentTimestamp": value, "ApproximateReceiveCount": value})  # type: ignore[dict-item]
+        for number, value in enumerate(said)
+    ]
+    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=messages)
+    written = pq.read_table(tmp_path / "m")
+    assert written["sent_at"].to_pylist() == [message.sent_at for message in messages]
+    assert written["receive_count"].to_pylist() == [message.receive_count for message in messages]
+
+
+def test_the_attributes_of_senders_count_when_row_groups_are_cut(tmp_path: Path) -> None:
+    attributes = {"a": {"DataType": "String", "StringValue": "x" * 200_000}}
+    messages = [Message(Receipt(f"m{number}", ""), "{}", {}, attributes) for number in range(100)]
+    write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=messages)
+    assert pq.ParquetFile(tmp_path / "m").num_row_groups == 2
 
 
 def test_a_message_attribute_that_is_called_base64_stays_one(tmp_path: Path) -> None:

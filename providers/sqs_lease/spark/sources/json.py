@@ -1,4 +1,4 @@
-"""JSON messages: one object a body, checked for syntax in the driver and against the schema on Spark.
+"""JSON messages: one object a body, checked for syntax and against the schema on Spark.
 
 Columns that nobody named are inferred with types that every later body can be read by. Records are made by one
 ``from_json`` a text: what does not fit the schema gets a reason.
@@ -17,7 +17,6 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
@@ -170,7 +169,8 @@ class JsonSource:
                 json_schema(pinned)
             if self.new_fields == "add":
                 return OpenChecker(pinned.names if pinned else ())
-            return PlainChecker()
+            # Spark infers from whatever it can read, so it must not see any other body.
+            return BodyChecker(decode_object) if pinned is None else PlainChecker()
         columns = json_schema(self.schema)
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
@@ -275,14 +275,15 @@ Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
 
 class PlainChecker(BodyChecker):
-    """Takes JSON objects, and knows that a manifest has named all other bodies."""
+    """Takes JSON objects, and asks nothing else of them."""
 
     def __init__(self) -> None:
         super().__init__(decode_object)
 
-    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+    @property
+    def wants_json(self) -> bool:
         """See :class:`.source.SyntaxChecker`."""
-        return not_json
+        return True
 
 
 class ClosedChecker(BodyChecker):

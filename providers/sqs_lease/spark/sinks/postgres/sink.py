@@ -183,14 +183,17 @@ class PostgresTable:
             return None
         texts = replace(parts, parser=WithJsonTexts(parts.parser, self.columns))
         workspace = Path(parts.path).parent
+
+        def copied_rest(left: pa.Table) -> DataFrame | None:
+            rows = rest(left)
+            return None if rows is None else self._as_copied(rows)
+
         try:
             directory, message_ids = stage_directory(
                 workspace,
                 batch_id,
                 staged_schema(self.columns),
-                lambda staging: replace(staging, is_read_once=True).write_parts(
-                    spark, texts, lambda left: self._as_copied(rest(left))
-                ),
+                lambda staging: replace(staging, is_read_once=True).write_parts(spark, texts, copied_rest),
             )
         except SPARK_ERRORS as error:
             if not cannot_write(error):
