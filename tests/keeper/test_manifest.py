@@ -78,14 +78,15 @@ def test_half_a_surrogate_pair_is_replaced_and_its_message_kept(tmp_path: Path) 
 
 
 def test_messages_and_mappings_of_them_are_the_same_manifest(tmp_path: Path) -> None:
-    mixed = [MESSAGES[0], MESSAGES[1].as_dict()]
-    for name, messages in {"objects": MESSAGES, "mappings": [m.as_dict() for m in MESSAGES], "mixed": mixed}.items():
+    mappings = [message.as_dict() for message in MESSAGES]
+    given: dict[str, list[Any]] = {"objects": [*MESSAGES], "mappings": mappings, "mixed": [MESSAGES[0], mappings[1]]}
+    for name, messages in given.items():
         write_manifest(tmp_path / name, batch_id="b", queue_url=QUEUE, messages=messages)
     assert (tmp_path / "mappings").read_bytes() == (tmp_path / "objects").read_bytes()
     assert (tmp_path / "mixed").read_bytes() == (tmp_path / "objects").read_bytes()
 
 
-NUMBERS: Final = [
+NUMBERS: Final[list[Any]] = [
     *("1767225600123", "0", "00012", "", "-1", "1.5", " 7", "7\n", "\N{FULLWIDTH DIGIT NINE}", "9" * 18, "9" * 19, "x"),
     *(None, 5, -5, 10**30, []),
 ]
@@ -95,7 +96,7 @@ NUMBERS: Final = [
 def test_numbers_of_the_service_are_what_messages_say_they_are(tmp_path: Path, *, texts_only: bool) -> None:
     said = [value for value in NUMBERS if not texts_only or isinstance(value, str)]
     messages = [
-        Message(Receipt(f"m{number}", ""), "", {"SentTimestamp": value, "ApproximateReceiveCount": value})  # type: ignore[dict-item]
+        Message(Receipt(f"m{number}", ""), "", {"SentTimestamp": value, "ApproximateReceiveCount": value})
         for number, value in enumerate(said)
     ]
     write_manifest(tmp_path / "m", batch_id="b", queue_url=QUEUE, messages=messages)
