@@ -185,7 +185,7 @@ class Failures:
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
 
-        report: Any = package_module("airflow.failures.report")
+        report: Any = package_module("airflow.failures", "airflow.failures.report")
         signals: Any = package_module("airflow.airflow_api.polling", "airflow.comms.signals")
         dag_id, run_id, index = self._instance(self._failed)
         with create_session() as session:

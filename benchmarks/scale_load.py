@@ -54,11 +54,11 @@ from airflow.sdk.execution_time.comms import (
 from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection, load_client_code, open_transport
-from sqs_lease.airflow.runtime import TriggererKeepers, install
+from sqs_lease.airflow.connection import AwsConnection, load_client_code, open_transport
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.triggers.shared import TriggererKeepers, install
 from sqs_lease.core.calls import EntryAnswer, VisibilityChange
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.ledger import Outlook

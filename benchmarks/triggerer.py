@@ -33,7 +33,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -242,7 +241,7 @@ class Bench:
 
     def _keeper_trigger(self, dag_id: str, run_id: str) -> tuple[str, dict[str, Any]]:
         from sqs_lease.airflow.airflow_api.requests import RunOfTask
-        from sqs_lease.airflow.aws_connection import AwsConnection
+        from sqs_lease.airflow.connection import AwsConnection
         from sqs_lease.core.failure_rules import release
         from sqs_lease.core.messages import Lease, Receipt
         from sqs_lease.core.policies import Growing
@@ -251,7 +250,7 @@ class Bench:
 
         keep: Any = package_module("airflow.triggers.keep", "airflow.keeping.trigger")
         rules: Any = package_module("airflow.settlement.rules", "airflow.keeping.settling")
-        transfer: Any = package_module("airflow.transfer.lease", "airflow.handover.handed_lease")
+        transfer: Any = package_module("airflow.sealed_lease", "airflow.transfer.lease")
         received_at = time.time() - HELD_BEFORE_SECONDS
         leases = []
         for _ in range(self.scale.leases):
@@ -353,7 +352,9 @@ class Bench:
 
 def package_module(name: str, *earlier: str) -> ModuleType:
     """A module of the package, which had other names in versions that this one is compared with."""
-    if earlier and find_spec(f"sqs_lease.{name.rpartition('.')[0]}") is None:
+    if earlier:
+        with suppress(ModuleNotFoundError):
+            return import_module(f"sqs_lease.{name}")
         return package_module(*earlier)
     return import_module(f"sqs_lease.{name}")
 

@@ -97,8 +97,8 @@ class SecondConsumer:
                 QueueUrl=self._queue_url,
                 WaitTimeSeconds=POLL_SECONDS,
                 MaxNumberOfMessages=10,
-                # Long enough that it is given each message once.
-                VisibilityTimeout=600,
+                # As long as SQS allows, so that it is given each message once, however slow the machine is.
+                VisibilityTimeout=43_200,
             )
             self.polls += 1
             receptions = [Reception(message["Body"], time()) for message in answer.get("Messages", [])]

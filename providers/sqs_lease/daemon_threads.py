@@ -28,8 +28,9 @@ _Call: TypeAlias = Callable[[], Callable[[], object]]
 class DaemonThreads(Executor):
     """Makes calls in threads of its own, at most so many at once.
 
-    A thread ends when it had no call for :data:`IDLE_SECONDS`, or when this object is collected. Until then it keeps
-    nothing of the calls that it made. In a process that was forked the first call starts a thread again.
+    A thread ends when it had no call for :data:`IDLE_SECONDS`, at :meth:`end`, or when this object is collected. Until
+    then it keeps nothing of the calls that it made. After :meth:`end`, and in a process that was forked, the first call
+    starts a thread again.
 
     Not in the event loop's default threads: those are few and serve everybody, look-ups of addresses among them, so
     that calls that block would stop every client of the process. And not in those of a ``ThreadPoolExecutor``: Python
@@ -47,6 +48,11 @@ class DaemonThreads(Executor):
 
     def __del__(self) -> None:
         self._threads.end()
+
+    def end(self) -> None:
+        """End the threads as soon as the calls so far are made, without waiting for that."""
+        ending, self._threads = self._threads, _Threads(self._most, self._name)
+        ending.end()
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Make a call as soon as a thread is free."""

@@ -17,9 +17,9 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.receiving.worker import release_handed
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease
+from sqs_lease.airflow.worker import release_handed
 from sqs_lease.core.policies import Fixed, Growing, RenewalPolicy
 from sqs_lease.keeper.keeper import Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState

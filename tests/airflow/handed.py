@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.transfer.lease import HandedLease
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import HandedLease
 from sqs_lease.core.messages import Lease
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.plain_leases import WrittenBatch

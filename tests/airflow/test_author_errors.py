@@ -14,7 +14,16 @@ import pytest
 from airflow.sdk import DAG, task
 
 from sqs_lease import backoff, by_exception, dead_letter, discard, expire, release
-from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, SqsLeaseTrigger, read_messages, sqs_lease
+from sqs_lease.airflow import (
+    SqsLeaseKeeperOperator,
+    SqsLeaseSensor,
+    SqsLeaseTrigger,
+    SqsToSparkOperator,
+    read_messages,
+    require_held,
+    sqs_lease,
+    still_held,
+)
 from sqs_lease.core.failure_rules import FailureRule, Settlement
 
 DURATION = "must be a number of seconds or a timedelta"
@@ -54,6 +63,13 @@ class Mistakes:
 def mistakes(argument: str, remedy: str, *values: object, **beside: Any) -> Mistakes:
     return Mistakes(argument, remedy, values, beside)
 
+
+SPEC: dict[str, Any] = {
+    "version": 1,
+    "source": {"kind": "json", "schema": "id BIGINT"},
+    "sink": {"kind": "delta", "path": "/data/orders"},
+    "workspace": "/data/batches",
+}
 
 NO_DURATIONS = ("soon", None, True, [5])
 
@@ -168,6 +184,32 @@ OF_A_KEEPER_BY_ITSELF = [
     *OF_THE_KEEPER,
 ]
 
+OF_SPARK = [
+    mistakes("messages", "must be what sqs_lease(...) gives", [], "orders", None),
+    mistakes("spec", "must be a mapping", 5, "spec.json", None, []),
+    mistakes("spec", "this release reads 1", {}),
+    mistakes("spec", "has no 'sink'", {"version": 1, "source": {"kind": "json"}}),
+    mistakes("spec", "must have a 'kind' of", {**SPEC, "source": {"kind": "csv"}}),
+    mistakes("spark", "must be a Spark master such as 'local[2]'", 5, "", None, ["local"]),
+    mistakes("python", "must be the path of a Python", 5, "", None),
+    mistakes(
+        "connections",
+        "must be a dict of environment variables and ids of Airflow connections",
+        5,
+        "warehouse",
+        ["warehouse"],
+        {"WAREHOUSE": 5},
+        {5: "warehouse"},
+    ),
+    mistakes("aws_conn_id", "must be the id of an Airflow connection, or None", 5, ["aws_default"]),
+    mistakes("submit_conn_id", "must be the id of a Spark connection, or None", 5, ["spark_default"]),
+    mistakes("submit_options", "must be a dict of arguments of SparkSubmitHook", 5, "conf", submit_conn_id="spark"),
+    mistakes("submit_options", "needs submit_conn_id", {"conf": {}}),
+    mistakes("submit_options", "Leave it out", {"yarn_track_via_rm_api": True}, submit_conn_id="spark"),
+    mistakes("connections", "give the cluster its secrets in its own way", {"A": "b"}, submit_conn_id="spark"),
+    mistakes("aws_conn_id", "give the cluster its secrets in its own way", "aws_default", submit_conn_id="spark"),
+]
+
 OF_THE_WATCHER = [
     mistakes("queue_url", QUEUE, 5, "", None, "a b"),
     mistakes("poll_interval", DURATION, *NO_DURATIONS),
@@ -251,6 +293,33 @@ def test_a_wrong_argument_of_a_watcher_is_named_with_the_remedy(mistake: Mistake
     assert_refused(lambda: SqsLeaseTrigger(**arguments), mistake.argument, mistake.remedy)
 
 
+@pytest.mark.parametrize(("mistake", "value"), each(OF_SPARK))
+def test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task(mistake: Mistakes, value: Any) -> None:
+    with sqs_lease("orders", queue_url="orders") as messages:
+        load(messages)
+    arguments: dict[str, Any] = {"messages": messages, "spec": SPEC, **mistake.beside, mistake.argument: value}
+    assert_refused(
+        lambda: SqsToSparkOperator(task_id="load_orders", **arguments),
+        mistake.argument,
+        mistake.remedy,
+        task_id="load_orders",
+    )
+
+
+@pytest.mark.parametrize("name", [5, None, ["orders"], [{"MessageId": "m"}]])
+def test_a_lease_that_is_asked_for_by_something_else_than_its_name(name: Any) -> None:
+    with pytest.raises(TypeError, match="lease must be the name of an sqs_lease"):
+        still_held(name)
+    with pytest.raises(TypeError, match="lease must be the name of an sqs_lease"):
+        require_held(name, "m")
+
+
+@pytest.mark.parametrize("message_ids", [5, None, [5], [None], {"MessageId": "m"}, [{"MessageId": "m"}]])
+def test_messages_that_are_asked_for_by_something_else_than_their_ids(message_ids: Any) -> None:
+    with pytest.raises(TypeError, match=r"message_ids must be .* message\['MessageId'\]"):
+        require_held("orders", message_ids)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -292,6 +361,7 @@ def test_what_is_right_is_taken(dag: DAG) -> None:
         (SqsLeaseSensor, OF_THE_SENSOR),
         (SqsLeaseKeeperOperator, OF_A_KEEPER_BY_ITSELF),
         (SqsLeaseTrigger, OF_THE_WATCHER),
+        (SqsToSparkOperator, OF_SPARK),
         (sqs_lease, [*OF_THE_SENSOR, *OF_THE_KEEPER, *OF_THE_LEASE]),
     ],
 )

@@ -13,11 +13,10 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow.payload import INLINE_BYTES
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.airflow.receiving import collector
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.transfer.payload import INLINE_BYTES
-from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers import receive
+from sqs_lease.airflow.triggers.receive import ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.core.messages import Receipt
 from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import AuditKind, LeasedQueue, MemorySqs, MessageState, VirtualClock, run_virtual
@@ -123,7 +122,7 @@ def test_the_option_is_among_those_that_airflow_shows() -> None:
 def test_a_sensor_whose_full_batch_was_lost_while_a_poll_was_under_way_receives_again(
     supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "INLINE_BYTES", 1_000)
+    monkeypatch.setattr(receive, "INLINE_BYTES", 1_000)
     supervisor.states[RUN_ID] = {RECEIVE.task_id: "deferred", KEEP.task_id: None}
     clock = VirtualClock()
     sqs = MemorySqs(clock)

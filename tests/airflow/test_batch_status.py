@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.execution_time.comms import SetXCom
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
-from sqs_lease.airflow.settlement.progress import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, PROGRESS_KEY
+from sqs_lease.airflow.settlement.settler import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, PROGRESS_KEY
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.ledger import Ledger, Outlook
 from sqs_lease.core.messages import Receipt

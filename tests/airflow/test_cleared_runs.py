@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import dead_letter, release

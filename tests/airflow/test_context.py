@@ -16,8 +16,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
-from sqs_lease.airflow.settlement.dag_work import work_tasks
-from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask, work_tasks
 from sqs_lease.core.failure_rules import backoff
 from sqs_lease.core.policies import Fixed, Threshold
 

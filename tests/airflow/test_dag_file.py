@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 
-from sqs_lease.airflow.receiving.collector import ShortVisibilityWarning
+from sqs_lease.airflow.triggers.receive import ShortVisibilityWarning
 
 REPOSITORY = Path(__file__).parents[2]
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"

@@ -20,8 +20,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric, Sum
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-from sqs_lease.airflow import metrics
-from sqs_lease.airflow.metrics import AirflowMeter, Gauges, PollAge
+from sqs_lease.airflow.triggers import shared as metrics
+from sqs_lease.airflow.triggers.shared import AirflowMeter, Gauges, PollAge
 from sqs_lease.core.events import Outcome
 from sqs_lease.keeper.batch import Meter
 from sqs_lease.keeper.keeper import Holding

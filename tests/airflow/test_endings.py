@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sqs_lease.airflow.runtime import shielded
+from sqs_lease.airflow.triggers.shared import shielded
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.testing import AuditKind, run_virtual
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

@@ -13,11 +13,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from demo.processes import ROOT
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, SqsLeaseTrigger, sqs_lease
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.test_worker_lease import TaskInstance, execute
+from tests.airflow.test_worker import TaskInstance, execute
 
 QUEUE_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
 

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
 
 from sqs_lease.airflow.airflow_api.polling import ORPHANED_SECONDS, FailureSignals
-from sqs_lease.airflow.failures.report import FAILURE_KEY, FailureReport
+from sqs_lease.airflow.failures import FAILURE_KEY, FailureReport
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.core.failure_rules import MessageFailed, by_exception, dead_letter, expire
 from sqs_lease.testing import MessageState

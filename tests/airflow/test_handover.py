@@ -10,7 +10,7 @@ from airflow.sdk.execution_time.comms import GetXCom
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY
 from sqs_lease.core.policies import Growing, Never
 from sqs_lease.testing import AuditKind, MemoryTransport, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease import airflow as public
 from sqs_lease.airflow import held_guard, require_held, sqs_lease, still_held
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.core.events import Outcome
 
 IDS = ["m0", "m1", "m2"]

@@ -10,9 +10,9 @@ import pytest
 from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow.airflow_api.requests import ANSWER_SECONDS
-from sqs_lease.airflow.receiving.collector import with_visibility
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS
+from sqs_lease.airflow.triggers.receive import with_visibility
 from sqs_lease.core.policies import Fixed, Growing, Threshold
 from sqs_lease.testing import AuditEntry, AuditKind, MemoryTransport, MessageState, Outages, ServiceChoices
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
 from sqs_lease.airflow.sensor import SqsLeaseSensor
+from sqs_lease.airflow.triggers.receive import ReceiveOptions
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
@@ -43,6 +43,6 @@ def test_what_a_sensor_told_its_trigger_is_read_as_the_options_of_a_lease() -> N
         mapped_over=False,
         on_failure=encode_failure_rule(dead_letter()),
     )
-    lease = told.collecting().lease
+    lease = told.lease()
     assert (lease.max_messages, lease.linger_seconds, lease.on_failure) == (7, 2.0, dead_letter())
     assert encode_policy(lease.policy) == told.policy

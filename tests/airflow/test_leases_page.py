@@ -15,7 +15,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from sqs_lease.airflow import SqsLeaseKeeperOperator
 from sqs_lease.airflow.page.site import FILES, NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 from sqs_lease.airflow.plugin import SqsLeasePlugin
-from sqs_lease.airflow.settlement.progress import KEEPS_KEY, PROGRESS_KEY
+from sqs_lease.airflow.settlement.settler import KEEPS_KEY, PROGRESS_KEY
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 
 NAMES = sorted(path.name for path in FILES.iterdir())

@@ -15,7 +15,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
 from sqs_lease.airflow.airflow_api import requests
-from sqs_lease.airflow.runtime import DEFERRAL_SECONDS
+from sqs_lease.airflow.triggers.shared import DEFERRAL_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
 from tests.airflow.handed import handed_lease
 from tests.airflow.leased_messages import LeasedMessages

@@ -14,9 +14,9 @@ from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.settlement.lost_leases import CALLBACK_SECONDS, RAISE, WARN, encode_on_lost
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.policies import Growing, Never
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.airflow import SqsLeaseTrigger, metrics
+from sqs_lease.airflow import SqsLeaseTrigger
+from sqs_lease.airflow.triggers import shared as metrics
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Threshold
 from sqs_lease.testing import Fault, Operation, no_faults

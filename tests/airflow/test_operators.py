@@ -21,9 +21,9 @@ from airflow.sdk.exceptions import (
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.airflow.settlement.progress import KEEPS_KEY
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
+from sqs_lease.airflow.settlement.settler import KEEPS_KEY
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
 from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT, SqsLeaseReceiveTrigger
 from sqs_lease.clock import SystemClock

@@ -13,14 +13,14 @@ from cryptography.fernet import Fernet
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api import requests as sdk
-from sqs_lease.airflow.receiving.worker import give_back_handed
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, PayloadError
-from sqs_lease.airflow.transfer.payload import load_lease
+from sqs_lease.airflow.handover import LEASE_KEY, PayloadError
+from sqs_lease.airflow.payload import load_lease
+from sqs_lease.airflow.worker import give_back_handed
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
 from tests.airflow.contexts import context_of
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, execute
+from tests.airflow.test_worker import RECEIVING, TaskInstance, execute
 
 KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
 

@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, read_messages, sqs_lease
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, PayloadError
+from sqs_lease.airflow.handover import LEASE_KEY, PayloadError
 from sqs_lease.airflow.triggers.receive import FAILED
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual

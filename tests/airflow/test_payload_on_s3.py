@@ -11,8 +11,8 @@ import pytest
 
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.airflow import read_messages
-from sqs_lease.airflow.transfer.lease import PayloadError
-from sqs_lease.airflow.transfer.payload import load_lease, publishable, remove_files
+from sqs_lease.airflow.handover import PayloadError
+from sqs_lease.airflow.payload import load_lease, publishable, remove_files
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.airflow.handed import handed_lease

@@ -11,7 +11,7 @@ from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT
 from sqs_lease.core.policies import Growing
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual

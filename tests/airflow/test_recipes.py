@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
-from sqs_lease.airflow.settlement.dag_work import work_tasks
-from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.rules import WorkTask, work_tasks
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages

@@ -21,7 +21,7 @@ from benchmarks.scale_load import (
     receiving_of,
     triggers,
 )
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger
 from sqs_lease.testing import run_virtual
 

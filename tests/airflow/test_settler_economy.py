@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.comms import GetXCom, SetXCom
 
 from sqs_lease.airflow.airflow_api.polling import READERS_AT_ONCE
 from sqs_lease.airflow.settlement.rules import Judgement, WorkTask
-from sqs_lease.airflow.settlement.work import Work
+from sqs_lease.airflow.settlement.settler import Work
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.verdict import Decision
 from sqs_lease.keeper.batch import Batch
@@ -37,7 +37,7 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             decided_on.append(len(positions))
             return super().on(positions)
 
-    monkeypatch.setattr("sqs_lease.airflow.settlement.work.Judgement", Counting)
+    monkeypatch.setattr("sqs_lease.airflow.settlement.settler.Judgement", Counting)
     return decided_on
 
 

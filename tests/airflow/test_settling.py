@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import pytest
 
 from sqs_lease.airflow.airflow_api.requests import UNMAPPED, InstanceKey, state_key
-from sqs_lease.airflow.settlement.dag_work import ambiguous_names
-from sqs_lease.airflow.settlement.rules import FAILED, Judgement, WorkTask, concerned, failed_with, returned_as_failed
+from sqs_lease.airflow.settlement.rules import (
+    FAILED,
+    Judgement,
+    WorkTask,
+    ambiguous_names,
+    concerned,
+    failed_with,
+    returned_as_failed,
+)
 from sqs_lease.core.verdict import Action, Failure
 
 IDS = ["m0", "m1", "m2"]

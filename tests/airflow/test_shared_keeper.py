@@ -13,9 +13,9 @@ import pytest
 from airflow.providers.amazon.aws.hooks import base_aws
 from botocore.loaders import JSONFileLoader
 
-from sqs_lease.airflow import runtime
-from sqs_lease.airflow.aws_connection import AwsConnection, open_transport
-from sqs_lease.airflow.runtime import TriggererKeepers, install, triggerer_keepers
+from sqs_lease.airflow.connection import AwsConnection, open_transport
+from sqs_lease.airflow.triggers import shared
+from sqs_lease.airflow.triggers.shared import TriggererKeepers, install, triggerer_keepers
 from sqs_lease.sqs.errors import EndpointUnreachableError
 from sqs_lease.testing import MemorySqs, MemoryTransport, VirtualClock, run_virtual
 from tests.airflow.virtual_triggerer import VirtualTriggerer
@@ -126,8 +126,8 @@ def test_the_garbage_collector_of_the_triggerer_which_others_use_too_is_left_alo
     async def scenario() -> None:
         await triggerer_keepers().ready()
 
-    monkeypatch.setattr(runtime, "load_client_code", lambda: None)
-    monkeypatch.setattr(runtime, "_keepers", None)
+    monkeypatch.setattr(shared, "load_client_code", lambda: None)
+    monkeypatch.setattr(shared, "_keepers", None)
     before = gc.get_freeze_count()
     asyncio.run(scenario())
     assert gc.get_freeze_count() <= before

@@ -12,9 +12,8 @@ from airflow.sdk import DAG, setup, task, task_group
 from airflow.sdk.execution_time.comms import GetXCom
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
-from sqs_lease.airflow.failures.report import SKIP_KEY
-from sqs_lease.airflow.settlement.dag_work import work_tasks
-from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.failures import SKIP_KEY
+from sqs_lease.airflow.settlement.rules import WorkTask, work_tasks
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms

@@ -18,8 +18,8 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsToSparkOperator, spark_operator, sqs_lease
-from sqs_lease.airflow.settlement.dag_work import work_tasks
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
+from sqs_lease.airflow.settlement.rules import work_tasks
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.batch_files.manifest import read_manifest, write_manifest
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message, Receipt

@@ -20,10 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqs_lease.airflow.airflow_api.requests import CommsError, seal
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.receiving.filters import MessageFilter
-from sqs_lease.airflow.receiving.matching import (
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.filter_process import (
     ATTRIBUTE,
     CALLABLE,
     JSONPATH,
@@ -31,17 +29,18 @@ from sqs_lease.airflow.receiving.matching import (
     LITERAL,
     answer_of,
 )
-from sqs_lease.airflow.settlement.progress import Progress
-from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, seal_leases
-from sqs_lease.airflow.transfer.payload import (
+from sqs_lease.airflow.filters import MessageFilter
+from sqs_lease.airflow.handover import HandedLease, PayloadError, seal_leases
+from sqs_lease.airflow.payload import (
     messages_of,
     published_bytes,
     read_lease,
     why_unpublishable,
 )
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.settler import Progress
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.receive import ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import by_exception, dead_letter, release

@@ -15,7 +15,7 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import CommsError
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import TIMED_OUT
 from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
 from sqs_lease.core.specs import encode_failure_rule

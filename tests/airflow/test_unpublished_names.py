@@ -31,8 +31,8 @@ from sqs_lease.airflow.airflow_api.requests import (
     unseal,
 )
 from sqs_lease.airflow.settlement import lost_leases
-from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import encode_on_lost
+from sqs_lease.airflow.settlement.rules import work_tasks
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.airflow.contexts import context_of
 from tests.airflow.scripted_comms import ScriptedComms

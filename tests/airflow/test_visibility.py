@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk import DAG
 
 from sqs_lease.airflow import SqsLeaseSensor
-from sqs_lease.airflow.receiving.collector import (
+from sqs_lease.airflow.triggers.receive import (
     LOADED_TAKEOVER_MARGIN_SECONDS,
     ShortVisibilityWarning,
     default_visibility_seconds,

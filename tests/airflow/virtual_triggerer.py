@@ -14,13 +14,12 @@ from airflow.serialization.decoders import smart_decode_trigger_kwargs
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.receiving.collector import ReceiveOptions
-from sqs_lease.airflow.runtime import TriggererKeepers, install
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import LEASE_KEY
 from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.transfer.lease import LEASE_KEY
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger, plain_work
-from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.receive import ReceiveOptions, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.shared import TriggererKeepers, install
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import encode_failure_rule, encode_policy

@@ -9,7 +9,7 @@ from typing import Any, cast
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow.triggers.shared_stream import SharedStreamManager
 
-from sqs_lease.airflow.runtime import install
+from sqs_lease.airflow.triggers.shared import install
 from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.messages import Message

@@ -250,15 +250,12 @@ def test_uses_can_be_combined() -> None:
     assert "sqs:StartMessageMoveTask" in found["DeadLetterQueues"]["Action"]
 
 
-def test_lists_are_of_the_place_alone() -> None:
+def test_files_are_those_of_the_place_alone() -> None:
     places = {Place.FILES: [S3Place.of("s3://aws_default@leases/a/b", "--files"), S3Place("other", "")]}
 
     made = {statement["Sid"]: statement for statement in policy_statements(frozenset({"dagster"}), [], places)}
 
     assert made["Files"]["Resource"] == ["arn:aws:s3:::leases/a/b/*", "arn:aws:s3:::other/*"]
-    assert made["ListFiles"]["Resource"] == ["arn:aws:s3:::leases"]
-    assert made["ListFiles"]["Condition"] == {"StringLike": {"s3:prefix": ["a/b", "a/b/*"]}}
-    assert made["ListFiles1"]["Condition"] == {"StringLike": {"s3:prefix": ["*"]}}
 
 
 def test_a_key_of_odd_characters_is_meant_as_it_is_written() -> None:
@@ -272,7 +269,6 @@ def test_a_key_of_odd_characters_is_meant_as_it_is_written() -> None:
     # By IAM's way to write the characters that mean something in a policy.
     prefix = "a#b/c${?}d${*}/${$}{aws:username}"
     assert made["Files"]["Resource"] == [f"arn:aws:s3:::leases/{prefix}/*"]
-    assert made["ListFiles"]["Condition"] == {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}}
 
 
 def test_every_statement_has_a_name_of_its_own_as_iam_asks() -> None:

@@ -24,15 +24,13 @@ import sqs_lease
 from sqs_lease import MessageFailed, async_lease, dead_letter, lease
 from sqs_lease.airflow import read_messages
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.transfer.lease import HandedLease
-from sqs_lease.airflow.transfer.payload import load_lease, publishable, remove_files
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import HandedLease
+from sqs_lease.airflow.payload import load_lease, publishable, remove_files
 from sqs_lease.cli.permissions import CLEAN_SOURCE, IMPLIED, RECORDED, Place, needs_of
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, Threshold
-from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor
-from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.run_folders import remove_left_over, run_batch_uri, workspace_path
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor, stored_batch
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
@@ -202,16 +200,11 @@ def test_dagster(wire: Wire, queues: Queues) -> None:
     assert recorded(wire, queues) == of_queues("dagster")
 
 
-def test_batches_of_dagster_on_s3(wire: Wire, bucket: str) -> None:
-    uri = run_batch_uri(f"s3://{bucket}/orders", "run")
-    folder = BatchFolder(workspace_path(uri))
-    folder.create(batch_id="batch", queue_url="queue", messages=[Message(Receipt("m0", "handle"), "body")])
-    assert BatchFolder(workspace_path(uri)).manifest()
-    folder.remove()
-    remove_left_over(f"s3://{bucket}/orders")
+def test_batches_of_dagster_for_jobs_elsewhere_on_s3(wire: Wire, bucket: str, queues: Queues) -> None:
+    with lease(queues.orders) as batch, stored_batch(batch, f"s3://{bucket}/orders"):
+        pass
 
     assert wire.actions(bucket) == RECORDED["dagster"][Place.FILES]
-    assert_listed_below("orders", wire, bucket)
 
 
 def test_the_files_of_a_spark_job(wire: Wire, bucket: str, tmp_path: Path) -> None:

@@ -88,17 +88,6 @@ def look_away() -> None:
     """Does not look at the messages."""
 
 
-@dg.op
-def look_up(context: dg.OpExecutionContext) -> int:
-    """Looks up what the work on messages needs, and sees none of them."""
-    return 1
-
-
-@dg.op
-def price(context: dg.OpExecutionContext, config: Work, rate: int) -> int:
-    return work(context, config)
-
-
 @dg.op(out=dg.DynamicOut(str))
 def split(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[str]]:
     with leased(context) as batch:
@@ -247,15 +236,6 @@ def assets() -> dg.JobDefinition:
     """One asset after the other."""
     job = dg.define_asset_job("assets", executor_def=executor())
     return dg.Definitions(assets=[checked, stored], jobs=[job]).resolve_job_def("assets")
-
-
-def priced() -> dg.JobDefinition:
-    @dg.job(executor_def=executor())
-    def priced() -> None:
-        """Its first step does not look at the messages."""
-        price(look_up())
-
-    return priced
 
 
 def pair() -> dg.JobDefinition:

@@ -15,7 +15,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import SensorLaunchContext, execute_sensor_iteration
 
-from sqs_lease.dagster.backlog_state import SENSOR_TAG
+from sqs_lease.dagster.backlog_sensor import SENSOR_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
 from tests.dagster.origins import InProcessCodeLocationOrigin

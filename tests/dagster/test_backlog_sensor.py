@@ -17,7 +17,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from sqs_lease.clock import SystemClock
 from sqs_lease.dagster import Backlog, SqsQueueResource, build_sqs_backlog_sensor
 from sqs_lease.dagster import backlog_sensor as module
-from sqs_lease.dagster.backlog_state import SENSOR_TAG
+from sqs_lease.dagster.backlog_sensor import SENSOR_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.origins import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -20,7 +22,6 @@ from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource
 from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
-from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -36,6 +37,7 @@ from tests.dagster.executor_runs import (
 )
 
 DEADLINE_SECONDS = 600.0
+VISIBILITY_SECONDS = 600
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def runs(made: Runs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 @pytest.fixture
 def queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> LeasedQueue:
     monkeypatch.setenv("ORDERS_QUEUE", "orders")
-    return leased_queues.create("orders", visibility_seconds=600)
+    return leased_queues.create("orders", visibility_seconds=VISIBILITY_SECONDS)
 
 
 @contextmanager
@@ -158,12 +160,14 @@ def test_what_the_service_refuses_for_one_message_fails_the_run_and_the_others_a
     assert "SettlementError" in str(error)
 
 
-def test_a_step_that_is_retried_has_the_same_messages_and_its_last_try_counts(runs: Runs, queue: LeasedQueue) -> None:
-    queue.send("a", "b")
+def test_a_step_that_is_retried_has_the_same_messages_but_for_those_that_it_failed_one_by_one(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b", "c")
     wrong = {"raises": True, "fails": ["a"], "wrong_tries": 1, "fails_at_last": ["b"]}
     result = runs.execute(executor_jobs.alone, {"load": wrong})
     assert result.success
-    assert (queue.visible, queue.dead_letters, queue.deleted) == (["b"], [], 1)
+    assert (sorted(queue.visible), queue.dead_letters, queue.deleted) == (["a", "b"], [], 1)
 
 
 def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says_why(
@@ -316,23 +320,11 @@ def test_a_run_that_leaves_out_a_step_is_refused_and_one_that_repeats_all_leases
     check_that_only_a_whole_repetition_may_lease(runs, queue, failed)
 
 
-def test_a_run_may_leave_out_steps_that_succeeded_before_without_a_look_at_the_messages(
-    runs: Runs, queue: LeasedQueue
-) -> None:
-    queue.send("a")
-    failed = runs.execute(executor_jobs.priced, {"price": {"breaks": True}})
-    for receive_count in (2, 3):
-        assert not failed.success
-        assert queue.visible == ["a"]
-        wrong = {"breaks": receive_count == 2, "receive_count": receive_count}
-        failed = runs.execute(
-            executor_jobs.priced,
-            {"price": wrong},
-            # Such a run has none of Dagster's tags of resumed runs.
-            reexecution_options=dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance),
-        )
-    assert failed.success
-    assert (queue.visible, queue.deleted) == ([], 1)
+def repeated(runs: Runs, failed: dg.JobExecutionResult, **options: Any) -> dict[str, Any]:
+    """How Dagster's daemon repeats a run: with its tags."""
+    first = runs.instance.get_run_by_id(failed.run_id)
+    assert first is not None
+    return {"tags": {**first.tags, "dagster/retry_number": "1"}, **options}
 
 
 def test_the_failure_rule_waits_for_the_last_retry_of_the_run_and_not_for_what_a_step_failed_by_name(
@@ -340,21 +332,65 @@ def test_the_failure_rule_waits_for_the_last_retry_of_the_run_and_not_for_what_a
 ) -> None:
     queue.send("a", "bad")
     wrong = {"breaks": True, "fails": ["bad"]}
-    tags = {"dagster/max_retries": "1"}
-    with runs_in(tmp_path, run_retries={"enabled": True}) as retried:
-        first = retried.execute(executor_jobs.spelled, {"load": wrong}, tags=tags)
-        assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
-        assert any("Dagster repeats run" in line for line in retried.told(first.run_id))
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        first = retrying.execute(executor_jobs.spelled, {"load": wrong})
+        assert (queue.invisible, queue.dead_letters) == (["a"], ["bad"])
+        assert any("Dagster repeats run" in line for line in retrying.told(first.run_id))
 
-        # As Dagster's daemon repeats it.
-        tags |= {"dagster/retry_number": "1", "dagster/parent_run_id": first.run_id}
-        retried.execute(
-            executor_jobs.spelled,
-            {"load": {"breaks": True, "receive_count": 2}},
-            tags={**tags, "dagster/root_run_id": first.run_id},
-            reexecution_options=dg.ReexecutionOptions(first.run_id),
-        )
-        assert (queue.visible, queue.dead_letters) == ([], ["bad", "a"])
+        again = repeated(retrying, first, reexecution_options=dg.ReexecutionOptions(first.run_id))
+        retrying.execute(executor_jobs.spelled, {"load": {"breaks": True}}, **again)
+        assert (queue.invisible, queue.dead_letters) == ([], ["bad", "a"])
+
+
+def test_a_run_that_dagster_repeats_from_its_failure_works_on_what_the_failed_one_left(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path
+) -> None:
+    queue.send("a", "bad")
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        first = retrying.execute(executor_jobs.orders, {"check": {"fails": ["bad"]}, "report": {"breaks": True}})
+        assert (queue.visible, queue.invisible) == (["bad"], ["a"])
+        queue.send("later")
+
+        from_failure = dg.ReexecutionOptions.from_failure(first.run_id, retrying.instance)
+        again = retrying.execute(executor_jobs.orders, **repeated(retrying, first, reexecution_options=from_failure))
+        assert again.success
+        assert {event.step_key for event in again.all_events if event.is_step_success} == {"report"}
+        assert (queue.visible, queue.invisible, queue.deleted) == (["bad", "later"], [], 1)
+
+
+def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_the_run_has_failed_as_it_did(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space is left")
+
+    queue.send("a")
+    monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    assert "the database is away" in str(failed.job_failure_data.error)
+    assert (queue.invisible, queue.deleted) == (["a"], 0)
+
+
+def test_a_run_from_the_failure_that_comes_too_late_is_refused_and_a_whole_one_receives(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a")
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        first = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
+        later = time.time() + VISIBILITY_SECONDS
+        monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time", SimpleNamespace(time=lambda: later))
+        queue.send("b")
+
+        from_failure = dg.ReexecutionOptions.from_failure(first.run_id, retrying.instance)
+        refused = retrying.execute(executor_jobs.orders, **repeated(retrying, first, reexecution_options=from_failure))
+        assert "leaves out 'check', 'load'" in failure(refused)
+        assert queue.visible == ["b"]
+
+        whole = dg.ReexecutionOptions(first.run_id)
+        assert retrying.execute(executor_jobs.orders, **repeated(retrying, first, reexecution_options=whole)).success
+        assert (queue.visible, queue.deleted) == ([], 1)
 
 
 def test_a_run_may_not_leave_out_steps_that_have_never_succeeded(runs: Runs, queue: LeasedQueue) -> None:
@@ -366,25 +402,6 @@ def test_a_run_may_not_leave_out_steps_that_have_never_succeeded(runs: Runs, que
     )
     assert "leaves out 'report'" in failure(refused)
     assert queue.visible == ["a"]
-
-
-def test_after_a_run_worker_was_killed_its_files_tell_which_steps_have_seen_its_messages(
-    runs: Runs, queue: LeasedQueue
-) -> None:
-    queue.send("a")
-    with pytest.MonkeyPatch.context() as killed:
-        killed.setattr("sqs_lease.dagster.executor.worked_on_by", lambda folder: {})
-        failed = runs.execute(executor_jobs.priced, {"price": {"breaks": True}})
-    from_failure = dg.ReexecutionOptions.from_failure(failed.run_id, runs.instance)
-    refused = runs.execute(executor_jobs.priced, reexecution_options=from_failure)
-    assert "leaves out 'look_up'" in failure(refused)
-
-    folder = BatchFolder(runs.workspace / f"run-{failed.run_id}")
-    folder.create(batch_id="left", queue_url="orders", messages=[])
-    resumed = runs.execute(executor_jobs.priced, {"price": {"receive_count": 2}}, reexecution_options=from_failure)
-    folder.remove()
-    assert resumed.success
-    assert (queue.visible, queue.deleted) == ([], 1)
 
 
 def test_a_run_worker_that_goes_on_with_steps_that_began_under_another_one_is_refused(
@@ -420,7 +437,8 @@ QUEUE = SqsQueueResource(queue="orders")
     ("options", "error", "text"),
     [
         ({"queue": "orders"}, TypeError, "takes an SqsQueueResource"),
-        ({"workspace": "orders"}, ValueError, "must be a URI"),
+        ({"workspace": "orders"}, ValueError, "absolute path"),
+        ({"workspace": "s3://orders"}, ValueError, "its readers could delete the messages"),
         ({"workspace": Path("/orders")}, TypeError, "must be a text"),
         ({"on_failure": "dead_lettr"}, ValueError, "on_failure must be one of .*dead_letter.*, not 'dead_lettr'"),
         ({"on_failure": {"kind": "backoff", "inital": 30}}, TypeError, "inital"),

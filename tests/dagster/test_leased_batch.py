@@ -103,15 +103,20 @@ def test_an_exception_is_passed_on_and_goes_on(
     assert (found.raised.message_ids, found.failed, found.is_over) == (named, {"m0": "torn"}, True)
 
 
-def test_a_later_try_replaces_what_the_earlier_one_said(folder: BatchFolder) -> None:
+def test_a_later_try_does_not_get_what_the_earlier_one_failed_and_forgets_how_it_ended(folder: BatchFolder) -> None:
+    seen: list[list[str]] = []
+
     def work(batch: RunBatch, retry_number: int) -> None:
+        seen.append([message.message_id for message in batch])
         batch.fail(f"m{retry_number}", "torn")
         if retry_number == 0:
             raise ValueError
 
     result = execute(folder, work, dg.RetryPolicy(max_retries=1))
     assert result.success
-    assert piece(folder) == PieceOfWork("load", f"{result.run_id}/1", is_over=True, failed={"m1": "torn"})
+    assert seen == [["m0", "m1"], ["m1"]]
+    failed = {"m0": "torn", "m1": "torn"}
+    assert piece(folder) == PieceOfWork("load", f"{result.run_id}/1", is_over=True, failed=failed)
 
 
 def test_a_message_that_a_step_is_done_with_is_not_its_retrys_nor_failed_by_its_exception(folder: BatchFolder) -> None:

@@ -13,6 +13,8 @@ from sqs_lease.dagster import (
     build_sqs_lease_check,
     sqs_lease_check_result,
 )
+from sqs_lease.dagster._internals import report_event
+from sqs_lease.dagster.metadata import HELD
 from sqs_lease.sqs.errors import AccessDeniedError, TransientError
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.testing import LeasedQueue, LeasedQueues
@@ -149,6 +151,29 @@ def test_after_a_run_that_failed_the_check_says_what_became_of_its_messages(
     assert "2 received, 1 deleted, 1 dead-lettered" in evaluation.description
     run()
     assert evaluated(instance, build_sqs_lease_check("failing")).passed
+
+
+@dg.asset
+def tried_again(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    # All that is left of an attempt that was killed while it held two messages.
+    report_event(context, "Received 2 messages", {HELD: dg.MetadataValue.int(2)})
+    with queue.lease(context, wait=0, linger=0):
+        if "fails" in context.run.tags:
+            raise ConnectionError
+
+
+@pytest.mark.parametrize("tags", [{}, {"fails": "yes"}], ids=["tried again", "failed at last"])
+def test_a_check_says_what_an_attempt_held_that_was_killed(
+    queue: LeasedQueue, instance: dg.DagsterInstance, tags: dict[str, str]
+) -> None:
+    queue.send("a")
+    dg.materialize([tried_again], instance=instance, resources={"queue": QUEUE}, tags=tags, raise_on_error=False)
+    evaluation = evaluated(instance, build_sqs_lease_check("tried_again"))
+    assert evaluation.passed is not bool(tags)
+    assert evaluation.description is not None
+    killed = "An attempt that was killed held 2 messages: they come back when their last extension ends."
+    assert evaluation.description.endswith(killed)
+    assert "unsettled" not in evaluation.description
 
 
 @pytest.mark.parametrize("rule", [None, "dead_letter"], ids=["given back", "dead-lettered when the step has ended"])

@@ -9,7 +9,7 @@ import pytest
 from sqs_lease import by_exception, dead_letter, expire, release
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.dagster import SqsQueueResource
-from sqs_lease.dagster.retries import DAGSTER_PLUS_VARIABLE, failure_rule, may_be_repeated, may_dead_letter
+from sqs_lease.dagster.retries import DAGSTER_PLUS_VARIABLE, Repetition, failure_rule, may_dead_letter, repetition
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
 
@@ -50,34 +50,35 @@ def repeating_what_crashed() -> Iterator[dg.DagsterInstance]:
 def test_a_run_is_repeated_as_often_as_the_instance_or_its_tag_says(
     repeating: dg.DagsterInstance, tags: dict[str, str], repeated: bool
 ) -> None:
-    assert may_be_repeated(repeating, run(**tags), environment=NOT_PLUS) is repeated
+    expected = Repetition.YES if repeated else Repetition.NO
+    assert repetition(repeating, run(**tags), environment=NOT_PLUS) is expected
 
 
 def test_an_instance_may_repeat_only_what_crashed(repeating_what_crashed: dg.DagsterInstance) -> None:
-    assert not may_be_repeated(repeating_what_crashed, run(), environment=NOT_PLUS)
+    assert repetition(repeating_what_crashed, run(), environment=NOT_PLUS) is Repetition.NO
     tagged = run(retry_on_asset_or_op_failure="true")
-    assert may_be_repeated(repeating_what_crashed, tagged, environment=NOT_PLUS)
+    assert repetition(repeating_what_crashed, tagged, environment=NOT_PLUS) is Repetition.YES
 
 
 def test_nothing_is_repeated_where_run_retries_are_off(instance: dg.DagsterInstance) -> None:
-    assert not may_be_repeated(instance, run(max_retries="3"), environment=NOT_PLUS)
+    assert repetition(instance, run(max_retries="3"), environment=NOT_PLUS) is Repetition.NO
 
 
 @pytest.mark.parametrize(
     ("tags", "repeated"),
     [
-        ({}, True),
-        ({"max_retries": "0"}, False),
-        ({"max_retries": "2", "retry_number": "1"}, True),
-        ({"max_retries": "2", "retry_number": "2"}, False),
-        ({"retry_on_asset_or_op_failure": "false"}, False),
+        ({}, Repetition.UNKNOWN),
+        ({"max_retries": "0"}, Repetition.NO),
+        ({"max_retries": "2", "retry_number": "1"}, Repetition.YES),
+        ({"max_retries": "2", "retry_number": "2"}, Repetition.NO),
+        ({"retry_on_asset_or_op_failure": "false"}, Repetition.NO),
     ],
     ids=str,
 )
 def test_on_dagster_plus_only_the_tags_are_known_whatever_the_local_settings_say(
-    instance: dg.DagsterInstance, tags: dict[str, str], repeated: bool
+    instance: dg.DagsterInstance, tags: dict[str, str], repeated: Repetition
 ) -> None:
-    assert may_be_repeated(instance, run(**tags), environment=PLUS) is repeated
+    assert repetition(instance, run(**tags), environment=PLUS) is repeated
 
 
 @pytest.fixture

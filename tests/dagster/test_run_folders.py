@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder
-from sqs_lease.dagster.run_batch.run_folders import (
+from sqs_lease.dagster.run_batch.folder import (
     LEFT_OVER_AFTER_SECONDS,
+    MESSAGES,
+    BatchFolder,
     is_run_batch,
     remove_left_over,
     run_batch_id,
-    run_batch_uri,
+    run_batch_path,
 )
 
 
@@ -48,6 +49,6 @@ def test_what_cannot_be_removed_is_said_and_stops_nobody(tmp_path: Path, caplog:
 
 
 def test_the_executors_batches_are_told_from_others() -> None:
-    assert is_run_batch(run_batch_uri("s3://bucket/orders/", "r"))
-    assert run_batch_uri("s3://bucket/orders/", "r") == "s3://bucket/orders/run-r"
-    assert not is_run_batch("s3://bucket/run-r/4711")
+    assert is_run_batch(run_batch_path("/var/orders/", "r"))
+    assert run_batch_path("/var/orders/", "r") == "/var/orders/run-r"
+    assert not is_run_batch("/var/run-r/4711")

@@ -4,6 +4,7 @@ tests/processes/dagster has the same on real processes.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -24,15 +25,19 @@ from sqs_lease.dagster import (
 )
 from sqs_lease.dagster.step_lease import MOST_OPEN
 from sqs_lease.sqs.errors import AccessDeniedError
-from sqs_lease.testing import LeasedQueue, LeasedQueues, MemoryTransport
+from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
 from tests.dagster.instances import stored_instance
 from tests.dagster.lease_numbers import lease_numbers
 from tests.dagster.retried_jobs import retried
+from tests.keeper.test_telemetry import Published, published
 
 QUEUE = SqsQueueResource(queue="orders")
 TWICE = dg.RetryPolicy(max_retries=1)
 
 Work = Callable[[LeasedBatch, int], None]
+
+
+__all__ = ["published"]
 
 
 @pytest.fixture
@@ -633,3 +638,104 @@ def test_the_failure_rule_waits_for_the_last_retry_of_the_run(
     second = run(repeating, first.run_id)
     assert not will_be_retried(repeating, second)
     assert settled(messages)[1:] == (0, 3)
+
+
+def test_of_two_attempts_in_one_process_each_settles_its_own_messages_once(
+    messages: LeasedQueue, leased_queues: LeasedQueues
+) -> None:
+    result = materialize(asset_over(raising(1, ConnectionError()), retry_policy=TWICE))
+    assert result.success
+    assert settled(messages) == (3, 0, 0)
+    ends = [entry.kind for entry in leased_queues.sqs.trail().entries()]
+    assert (ends.count(AuditKind.RELEASED), ends.count(AuditKind.DELETED)) == (3, 3)
+
+
+def test_work_after_an_output_that_was_yielded_within_the_block_still_decides_on_the_messages(
+    messages: LeasedQueue,
+) -> None:
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.Output[int]]:
+        with queue.lease(context, wait=0, linger=0) as batch:
+            yield dg.Output(len(batch))
+            assert messages.deleted == 0
+            raise ConnectionError
+
+    disk = Disk(messages)
+    assert not materialize(orders, disk=disk).success
+    assert disk.stored == [3]
+    assert settled(messages) == (0, 3, 0)
+
+
+@pytest.mark.parametrize(("exit_code", "deleted"), [(0, 3), (1, 0)], ids=["that succeeds", "that fails"])
+def test_a_program_behind_pipes_works_on_the_messages_until_its_end(
+    messages: LeasedQueue, exit_code: int, deleted: int
+) -> None:
+    program = (
+        "import dagster_pipes\n"
+        "with dagster_pipes.open_dagster_pipes() as pipes: pipes.report_asset_materialization()\n"
+        f"exit({exit_code})"
+    )
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> dg.MaterializeResult[None]:
+        with queue.lease(context, wait=0, linger=0):
+            session = dg.PipesSubprocessClient().run(context=context, command=[sys.executable, "-c", program])
+            assert messages.deleted == 0
+            return session.get_materialize_result()
+
+    assert materialize(orders).success is (exit_code == 0)
+    assert settled(messages) == (deleted, 3 - deleted, 0)
+
+
+@pytest.mark.parametrize(("fails", "seen"), [(False, (3, 0, 0)), (True, (0, 3, 0))], ids=["success", "failure"])
+def test_when_hooks_run_the_messages_are_settled(
+    messages: LeasedQueue, fails: bool, seen: tuple[int, int, int]
+) -> None:
+    found: list[tuple[int, int, int]] = []
+
+    @dg.success_hook
+    def succeeded(context: dg.HookContext) -> None:
+        found.append(settled(messages))
+
+    @dg.failure_hook
+    def failed(context: dg.HookContext) -> None:
+        found.append(settled(messages))
+
+    @dg.op
+    def load(context: dg.OpExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0):
+            if fails:
+                raise ConnectionError
+
+    @dg.job(resource_defs={"queue": QUEUE}, hooks={succeeded, failed})
+    def loading() -> None:
+        load()
+
+    loading.execute_in_process(raise_on_error=False)
+    assert found == [seen]
+
+
+def test_one_span_has_a_lease_from_the_receive_to_the_settlement_after_its_block(
+    messages: LeasedQueue, published: Published
+) -> None:
+    tracer = published.tracers.get_tracer("test")
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0) as batch, tracer.start_as_current_span("work"):
+            batch.fail(next(iter(batch)), "torn")
+        assert [span.name for span in published.others()] == ["work"]
+
+    with tracer.start_as_current_span("step"):
+        assert materialize(orders).success
+    span, (work, step) = published.span(), published.others()
+    assert span.parent is not None
+    assert work.parent is not None
+    assert step.context is not None
+    assert span.context is not None
+    assert (span.parent.span_id, work.parent.span_id) == (step.context.span_id, span.context.span_id)
+    assert span.end_time is not None
+    assert work.end_time is not None
+    assert span.end_time > work.end_time
+    assert span.attributes is not None
+    assert (span.attributes["sqs_lease.deleted"], span.attributes["sqs_lease.released"]) == (2, 1)

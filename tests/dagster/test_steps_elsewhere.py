@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.run_batch.parent_watch import is_of_run_worker, working_on
+from sqs_lease.dagster.run_batch.leased_batch import is_of_run_worker, working_on
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import around_jobs
 from tests.dagster.executor_runs import Runs, numbers, runs_in

@@ -15,8 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.dagster.backlog_sensor import _backlog
-from sqs_lease.dagster.backlog_state import Memory
+from sqs_lease.dagster.backlog_sensor import Memory, _backlog
 from sqs_lease.dagster.dispatch import RUN, Destination, read_run, write_run
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
 from sqs_lease.dagster.run_batch.routed import LEASES, read_written, write_leases

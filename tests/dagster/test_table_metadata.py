@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.dagster.table_metadata import table_metadata
+from sqs_lease.dagster.spark import table_metadata
 
 DELTA = {"kind": "delta", "path": "/data/orders"}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +21,7 @@ from demo.dagster_runs import DagsterRuns
 from demo.dagster_stack import DagsterStack
 from demo.processes import ProcessFailedError, ServerProcess, start_process
 from demo.queues import Counts, Queues
-from demo.runs import BATCH_SIZE, NotDrainedError, RunCounts, drain
+from demo.runs import BATCH_SIZE, STALLED_SECONDS, NotDrainedError, RunCounts, drain
 from demo.summary import BatchOutcome
 from sqs_lease.airflow.page.site import NAVIGATION_VIEW
 
@@ -104,11 +106,23 @@ def test_an_empty_queue_is_not_drained_before_the_last_run_is_over(process: Serv
     ]
 
 
-def test_a_queue_that_is_never_drained_is_given_up(process: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEADLINE_SECONDS", 0.0)
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which each look takes nearly as long as nothing may be done."""
+    looks = count(0, step=int(STALLED_SECONDS) - 1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
 
-    with pytest.raises(NotDrainedError, match="still holds 3 messages after 0 s: runs: 1 at work"):
-        drained(ScriptedRuns(process, at_work=[1], visible=[3]))
+
+@pytest.mark.usefixtures("slow")
+def test_a_queue_of_which_nothing_is_done_for_long_is_given_up(process: ServerProcess) -> None:
+    with pytest.raises(NotDrainedError, match="still holds 3 messages, and none was done for 600 s: runs: 1 at work"):
+        drained(ScriptedRuns(process, at_work=[1], visible=[4, 3]))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_slow_machine_has_all_the_time_that_it_needs_while_something_is_done(process: ServerProcess) -> None:
+    lines = drained(ScriptedRuns(process, at_work=[1, 1, 1, 1, 1, 0], visible=[5, 4, 3, 2, 1, 0]))
+    assert len(lines) == 6
 
 
 def test_it_ends_when_one_of_its_processes_does(process: ServerProcess) -> None:

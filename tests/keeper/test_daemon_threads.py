@@ -146,6 +146,19 @@ def test_threads_end_with_the_object_that_they_serve_once_its_calls_are_made() -
         assert not thread.is_alive()
 
 
+def test_threads_end_when_they_are_told_to_and_a_later_call_has_another() -> None:
+    threads = DaemonThreads(2, "some")
+    gate = threading.Event()
+    idle = threads.submit(threading.current_thread).result(PATIENCE_SECONDS)
+    blocked = threads.submit(gate.wait, PATIENCE_SECONDS)
+    threads.end()
+    assert threads.submit(threading.current_thread).result(PATIENCE_SECONDS) is not idle
+    gate.set()
+    assert blocked.result(PATIENCE_SECONDS)
+    idle.join(PATIENCE_SECONDS)
+    assert not idle.is_alive()
+
+
 FORKED = """
 import os, sys
 from sqs_lease.daemon_threads import DaemonThreads

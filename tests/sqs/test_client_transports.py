@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import botocore
 import pytest
 from botocore.config import Config
 
+from sqs_lease import daemon_threads
 from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs import boto3 as boto3_transport
@@ -25,6 +27,7 @@ from tests.sqs.scripted_server import Answer, Fault, ScriptedServer
 
 QUEUE = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 FIFO = f"{QUEUE}.fifo"
+PATIENCE_SECONDS = 60.0
 RECEIPTS = [Receipt(f"id-{number}", f"handle-{number}") for number in range(10)]
 CHANGES = [VisibilityChange(receipt, 60) for receipt in RECEIPTS]
 MESSAGE = {"MessageId": "id-1", "ReceiptHandle": "handle-1", "Body": "text"}
@@ -253,6 +256,24 @@ def test_a_boto3_client_is_closed_with_its_transport(scripted: ScriptedServer, m
 
     asyncio.run(scenario())
     assert closed == ["closed"]
+
+
+def test_the_threads_of_a_boto3_client_end_with_its_transport(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_threads, "IDLE_SECONDS", 3_600.0)
+    before = set(threading.enumerate())
+    scripted.script("ReceiveMessage", Answer({"Messages": [MESSAGE]}))
+    transport = Boto3Transport(clients.boto3_client(scripted.endpoint_url))
+
+    async def scenario() -> list[threading.Thread]:
+        async with transport:
+            assert await receive_one(transport) == ["id-1"]
+            return [thread for thread in set(threading.enumerate()) - before if thread.name == "sqs-lease"]
+
+    (thread,) = asyncio.run(scenario())
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
 
 
 def test_a_context_manager_that_makes_the_client_is_entered_with_the_first_call_and_left_at_the_end(

@@ -21,18 +21,18 @@ RESULTS: Final = Path("docs", "versions.json")
 PAGE: Final = Path("docs", "versions.md")
 BEGIN, END = "<!-- table: written by make versions -->", "<!-- end of the table -->"
 
-PYTHONS: Final = ("3.11", "3.12", "3.13")
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 
 RESOLUTIONS: Final = ("pinned", "lowest", "newest")
 """As requirements/development.txt pins them; the lowest that pyproject.toml allows; the newest that it allows."""
 
 PLATFORMS: Final = {
-    "mwaa-3.3.1": ("3.12", "airflow"),
-    "mwaa-3.0.6": ("3.12", "older_airflow"),
-    "mwaa-2.11.0": ("3.12", "older_airflow"),
-    "spark-4.0": ("3.12", "table_formats"),
+    "mwaa-3.3.1": ("3.12", ("airflow", "airflow_alone", "airflow_with_spark")),
+    "mwaa-3.0.6": ("3.12", ("older_airflow",)),
+    "mwaa-2.11.0": ("3.12", ("older_airflow",)),
+    "spark-4.0": ("3.12", ("spark", "table_formats")),
 }
-"""The constraint files in requirements/platforms, each with the Python that the platform has, and the room for it.
+"""The constraint files in requirements/platforms, each with the Python that the platform has, and the rooms for it.
 
 Amazon MWAA's files are Airflow's own for those releases: they hold wherever Airflow is installed as its documentation
 says. Spark 4.0 is what EMR 8.0 and Databricks 17.3 LTS have.
@@ -48,7 +48,7 @@ class Room:
         tests: The tests.
         named: The packages whose versions the page names.
         beside: What only this room's tests need.
-        left_out: Tests that show the same on each Python and release.
+        left_out: Tests that show the same on each Python and release, and files that need more than these extras.
         is_for_platforms: Whether it is tested on platforms alone.
     """
 
@@ -59,6 +59,12 @@ class Room:
     left_out: Sequence[str] = ()
     is_for_platforms: bool = False
 
+
+_BESIDE_AIRFLOW: Final = (
+    "apache-airflow-providers-apache-spark>=6.3",
+    "apache-airflow-providers-common-messaging>=2.0",
+    "mypy>=1.18",
+)
 
 ROOMS: Final = {
     "core": Room(
@@ -75,11 +81,28 @@ ROOMS: Final = {
         ("airflow", "cli", "manifest", "otel"),
         ("tests/airflow",),
         ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
-        (
-            "apache-airflow-providers-apache-spark>=6.3",
-            "apache-airflow-providers-common-messaging>=2.0",
-            "mypy>=1.18",
+        _BESIDE_AIRFLOW,
+    ),
+    # Neither files for batches nor Spark.
+    "airflow_alone": Room(
+        ("airflow",),
+        ("tests/airflow",),
+        ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
+        _BESIDE_AIRFLOW,
+        left_out=(
+            "tests/airflow/test_payload.py",
+            "tests/airflow/test_payload_on_s3.py",
+            "tests/airflow/test_spark_operator.py",
+            "tests/airflow/test_submitted_job_on_s3.py",
         ),
+        is_for_platforms=True,
+    ),
+    "airflow_with_spark": Room(
+        ("airflow", "cli", "otel", "spark"),
+        ("tests/airflow",),
+        ("apache-airflow", "apache-airflow-providers-amazon", "pyspark", "pandas"),
+        _BESIDE_AIRFLOW,
+        is_for_platforms=True,
     ),
     # The base install, which works within one task.
     "older_airflow": Room(
@@ -122,9 +145,10 @@ class Cell:
 
     @property
     def is_there(self) -> bool:
-        """Whether such an environment is tested: a platform has one Python, and is for one room."""
+        """Whether such an environment is tested: a platform has one Python, and is for some rooms."""
         if self.resolution in PLATFORMS:
-            return PLATFORMS[self.resolution] == (self.python, self.room)
+            python, rooms = PLATFORMS[self.resolution]
+            return self.python == python and self.room in rooms
         return not ROOMS[self.room].is_for_platforms
 
     @property
@@ -139,7 +163,8 @@ class Cell:
             f".[{','.join(room.extras)}]" if room.extras else ".",
             " ".join(room.beside),
         )
-        left_out = (f"--deselect={test}" for test in room.left_out)
+        # A file that is left out cannot even be imported.
+        left_out = (f"--{'deselect' if '::' in test else 'ignore'}={test}" for test in room.left_out)
         return Command(self.name, (*script, *left_out, *room.tests), is_pytest=True)
 
     def packages(self, root: Path) -> dict[str, str]:

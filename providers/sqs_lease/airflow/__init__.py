@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from sqs_lease.airflow.context import sqs_lease
     from sqs_lease.airflow.held_guard import require_held, still_held
     from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
+    from sqs_lease.airflow.payload import read_messages
     from sqs_lease.airflow.sensor import SqsLeaseSensor
     from sqs_lease.airflow.spark_operator import SqsToSparkOperator
-    from sqs_lease.airflow.transfer.payload import read_messages
     from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
     from sqs_lease.core.failure_rules import MessageFailed
 
@@ -36,7 +36,7 @@ _MODULES: Final = {
     "SqsLeaseSensor": "sqs_lease.airflow.sensor",
     "SqsLeaseTrigger": "sqs_lease.airflow.triggers.watch",
     "SqsToSparkOperator": "sqs_lease.airflow.spark_operator",
-    "read_messages": "sqs_lease.airflow.transfer.payload",
+    "read_messages": "sqs_lease.airflow.payload",
     "require_held": "sqs_lease.airflow.held_guard",
     "sqs_lease": "sqs_lease.airflow.context",
     "still_held": "sqs_lease.airflow.held_guard",

@@ -21,8 +21,8 @@ from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
 from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
-from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import OnLost
+from sqs_lease.airflow.settlement.rules import work_tasks
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
@@ -369,7 +369,7 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keep
 if TYPE_CHECKING:
     from airflow.sdk.types import WeightRuleParam
 
-    from sqs_lease.airflow.receiving.filters import UnmatchedRule
+    from sqs_lease.airflow.filters import UnmatchedRule
     from sqs_lease.core.durations import Duration
     from sqs_lease.core.policies import RenewalPolicy
 

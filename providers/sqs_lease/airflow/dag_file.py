@@ -65,7 +65,7 @@ _NOT_THE_AUTHORS: Final = (
 def warn_author(text: str, category: type[Warning]) -> None:
     """Warn the author of the DAG file, naming their line, when the file is parsed but not in a task.
 
-    A worker parses the file again for each task; a warning in each task's log would help nobody.
+    A worker parses the file again for each task; a warning in each task's log would not help.
     """
     if get_parsing_context().task_id is not None:
         return
@@ -180,7 +180,7 @@ def refuse_late_readers(receiving: Any, work_task_ids: Collection[str]) -> None:
         if is_late and any(source.task_id == receiving.task_id for source in _sources(task)):
             raise ValueError(
                 f"task {task.task_id!r} of DAG {receiving.dag_id!r} reads the messages of the lease "
-                f"{receiving.task_id!r}, but is not in its body: they may be deleted by then, or somebody else may "
+                f"{receiving.task_id!r}, but is not in its body: they may be deleted by then, or others may "
                 "have them. Move the task into the body, or give it what a task of the body returned; the keeper's "
                 "XCom lease_report has the counts"
             )

@@ -1,8 +1,8 @@
 """For work tasks: which messages of a lease are still held, so that work which comes too late can stop.
 
 The keeper ends when all of its messages are settled. A work task that is cleared after that runs again, but its
-messages are deleted by then, or visible and perhaps somebody else's, and nobody settles what it does. Work that must
-not be done twice begins with::
+messages are deleted by then, or visible and perhaps another consumer's, and no keeper settles what it does. Work that
+must not be done twice begins with::
 
     require_held("orders", message["MessageId"])
 
@@ -22,10 +22,9 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
 from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress
-from sqs_lease.airflow.transfer.payload import read_messages
-
-_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+from sqs_lease.airflow.payload import read_messages
+from sqs_lease.airflow.settlement.rules import ENDED
+from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 
 
 def still_held(lease: str) -> frozenset[str]:
@@ -39,8 +38,11 @@ def still_held(lease: str) -> frozenset[str]:
 
     Raises:
         ValueError: The DAG has no such lease, or more than one.
+        TypeError: ``lease`` is not a name.
         RuntimeError: It is called outside a task.
     """
+    if not isinstance(lease, str):
+        raise TypeError(f"lease must be the name of an sqs_lease() of this DAG, not {type(lease).__name__}")
     task_instance: Any = get_current_context()["ti"]
     keeper = _keeper(task_instance.task.dag, lease)
     settled = _settled(task_instance, keeper)
@@ -61,9 +63,10 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
     Raises:
         AirflowFailException: One of them is no longer held.
         ValueError: The DAG has no lease of that name, or more than one.
+        TypeError: ``lease`` is not a name, or ``message_ids`` are not ids.
         RuntimeError: It is called outside a task.
     """
-    wanted = {message_ids} if isinstance(message_ids, str) else set(message_ids)
+    wanted = _ids(message_ids)
     if gone := wanted - still_held(lease):
         shown = ", ".join(sorted(gone)[:5])
         raise AirflowFailException(
@@ -71,6 +74,21 @@ def require_held(lease: str, message_ids: str | Iterable[str]) -> None:
             "settled or lost, and this work would be done twice. Clear the sensor, with its downstream tasks, to "
             "receive messages again"
         )
+
+
+def _ids(message_ids: object) -> set[str]:
+    if isinstance(message_ids, str):
+        return {message_ids}
+    # A message is a mapping, whose keys are strings too.
+    if isinstance(message_ids, Iterable) and not isinstance(message_ids, Mapping):
+        ids = list(message_ids)
+        if all(isinstance(one, str) for one in ids):
+            return set(ids)
+    # Not the value itself: it may be a message, with its body.
+    raise TypeError(
+        "message_ids must be the id of a message or a list of ids, as message['MessageId'] is, not "
+        f"a {type(message_ids).__name__} of other values"
+    )
 
 
 def any_held(task_instance: Any, keeper: SqsLeaseKeeperOperator, messages: int) -> bool:
@@ -103,7 +121,7 @@ def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int,
     """What a keeper noted as settled, by position; None once it ended."""
     place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
     states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
-    if states.get(keeper.task_id, "removed") in _ENDED:
+    if states.get(keeper.task_id, "removed") in ENDED:
         return None
     return Progress.decode(task_instance.xcom_pull(task_ids=keeper.receive_task_id, key=PROGRESS_KEY)).settled
 

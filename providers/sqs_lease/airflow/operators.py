@@ -12,14 +12,13 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow.airflow_api.requests import listeners_hear_of_success, run_of, triggers_are_supported
 from sqs_lease.airflow.dag_file import check_type, named
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.local_run import settle_locally
-from sqs_lease.airflow.receiving.worker import give_back_handed
-from sqs_lease.airflow.settlement.dag_work import work_tasks
 from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
-from sqs_lease.airflow.settlement.progress import KEEPS_KEY, BatchStatus, why_it_fails
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease, PayloadError
+from sqs_lease.airflow.settlement.rules import work_tasks
+from sqs_lease.airflow.settlement.settler import KEEPS_KEY, BatchStatus, why_it_fails
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
+from sqs_lease.airflow.worker import give_back_handed, settle_locally
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import FailureRule, release
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS

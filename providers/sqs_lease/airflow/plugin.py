@@ -11,7 +11,7 @@ from sqs_lease.airflow.airflow_api.release import is_supported
 if is_supported():
     from airflow.sdk.plugins_manager import AirflowPlugin
 
-    from sqs_lease.airflow.failures import listener
+    from sqs_lease.airflow import failures
     from sqs_lease.airflow.page.site import NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 
     class SqsLeasePlugin(AirflowPlugin):
@@ -19,7 +19,7 @@ if is_supported():
 
         # As Airflow declares them.
         name = "sqs_lease"
-        listeners = [listener]  # noqa: RUF012
+        listeners = [failures]  # noqa: RUF012
         fastapi_apps = [{"app": LeasesSite(), "url_prefix": URL_PREFIX, "name": "SQS leases"}]  # noqa: RUF012
         external_views = [NAVIGATION_VIEW, RUN_VIEW]  # noqa: RUF012
 

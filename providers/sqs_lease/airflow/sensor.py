@@ -32,7 +32,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     triggers_are_supported,
     triggers_publish_for_mapping,
 )
-from sqs_lease.airflow.aws_connection import AwsConnection
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.dag_file import (
     NEITHER_MAPPED,
     check_queue,
@@ -44,21 +44,27 @@ from sqs_lease.airflow.dag_file import (
     refuse_stock_options,
     warn_author,
 )
+from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
-from sqs_lease.airflow.local_run import receive_locally
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator, handoff_seconds
-from sqs_lease.airflow.receiving.collector import ReceiveOptions, ShortVisibilityWarning, takeover_risk, with_visibility
-from sqs_lease.airflow.receiving.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
-from sqs_lease.airflow.receiving.worker import WorkerLease, give_back_handed
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, PayloadError
-from sqs_lease.airflow.transfer.payload import (
+from sqs_lease.airflow.payload import (
     BatchValue,
     check_payload,
     default_payload,
     find_refused,
     messages_of,
 )
-from sqs_lease.airflow.triggers.receive import FAILED, TIMED_OUT, SqsLeaseReceiveTrigger
+from sqs_lease.airflow.triggers.receive import (
+    FAILED,
+    TIMED_OUT,
+    ReceiveOptions,
+    ShortVisibilityWarning,
+    SqsLeaseReceiveTrigger,
+    takeover_risk,
+    with_visibility,
+)
+from sqs_lease.airflow.worker import WorkerLease, give_back_handed, receive_locally
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration
@@ -123,15 +129,15 @@ class SqsLeaseSensor(BaseSensorOperator):
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
             own, or what a lease needs to survive the death of its triggerer if that is longer: 450 s at Airflow's
-            default settings (``receiving/collector.py``). One that is too short for that gives a warning.
+            default settings (``triggers/receive.py``). One that is too short for that gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
-            :func:`~sqs_lease.airflow.transfer.payload.read_messages`. No task can be mapped over them then. None takes
+            :func:`~sqs_lease.airflow.payload.read_messages`. No task can be mapped over them then. None takes
             ``[sqs_lease] payload`` of Airflow's configuration where ``max_messages`` is above 2 000.
         message_filtering: Take only messages that match: ``literal``, ``jsonpath`` or ``jsonpath-ext``, as the amazon
             provider's ``SqsSensor`` defines them, ``attribute`` or ``callable``
-            (``sqs_lease/airflow/receiving/filters.py``). None takes all.
+            (``sqs_lease/airflow/filters.py``). None takes all.
         message_filtering_match_values: The bodies to match, or the values that the JSONPath expression must find or
             the message attribute must have; None, with one of these, for any value.
         message_filtering_config: The JSONPath expression, the attribute's name, or the dotted path of the function
@@ -142,7 +148,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         deferrable: True, the default, looks once in the worker, for a second, and then waits in the triggerer. False
             waits in the worker's own process, as sensors that poke or are rescheduled do (``mode``,
             ``poke_interval``); that takes a worker slot, and messages that come meanwhile wait for the next look.
-        handoff_timeout: How long the messages are held until a worker starts the keeper; 10 minutes by default.
+        handoff_timeout: How long the messages stay invisible for the keeper until its trigger begins; 5 minutes by
+            default.
         aws_conn_id: The Airflow connection; ``aws_default`` by default, None for boto3's own credentials (templated).
         region_name: The AWS region; None takes the connection's, or the queue's own (templated).
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
@@ -328,8 +335,8 @@ class SqsLeaseSensor(BaseSensorOperator):
     def _look(self, context: Context, options: ReceiveOptions, wait_seconds: float) -> PokeReturnValue | None:
         """Receive a batch in this process and hand it over to the keeper; None if no message came.
 
-        Between the end of this process and the keeper's trigger nobody can extend the leases, so the last thing that
-        is done here is to extend them by ``handoff_timeout``.
+        No process can extend the leases between the end of this one and the keeper's trigger, so the last thing that is
+        done here is to extend them by ``handoff_timeout``.
         """
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so it stops receiving")

@@ -23,8 +23,9 @@ from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
 from airflow.sdk import BaseHook, BaseOperator, ObjectStoragePath, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from sqs_lease.airflow.dag_file import check_type, named
 from sqs_lease.airflow.held_guard import any_held, keeper_of_work
-from sqs_lease.airflow.transfer.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
+from sqs_lease.airflow.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.ingestion.job import (
@@ -38,7 +39,7 @@ from sqs_lease.ingestion.job import (
 )
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import StoredResult
-from sqs_lease.ingestion.spec import IngestionSpec
+from sqs_lease.ingestion.spec import IngestionSpec, SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -99,7 +100,7 @@ class SqsToSparkOperator(BaseOperator):
     Raises:
         ModuleNotFoundError: What manifests are written with is not installed.
         SpecError: The spec cannot be used.
-        TypeError: ``messages`` comes from no task.
+        TypeError: ``messages`` comes from no task, or another argument has the wrong type.
         ValueError: Arguments contradict one another.
     """
 
@@ -125,6 +126,8 @@ class SqsToSparkOperator(BaseOperator):
             raise TypeError(
                 f"messages of {self.task_id!r} must be what sqs_lease(...) gives, not a {type(messages).__name__}"
             )
+        with named(repr(self.task_id)):
+            _check_types(spark, python, connections, aws_conn_id, submit_conn_id, submit_options)
         if submit_conn_id is None and submit_options is not None:
             raise ValueError(f"submit_options of {self.task_id!r} needs submit_conn_id")
         if submit_conn_id is not None and (connections or aws_conn_id):
@@ -134,7 +137,10 @@ class SqsToSparkOperator(BaseOperator):
             )
         require_waiting(self.task_id, submit_options or {})
         require_manifests(f"the ingestion {self.task_id!r}", MANIFEST_EXTRAS, "call ingest() in a task of your own")
-        IngestionSpec.parse(spec)
+        try:
+            IngestionSpec.parse(spec)
+        except SpecError as error:
+            raise SpecError(f"spec of {self.task_id!r}: {error}") from error
         self.messages = messages
         self.spec = dict(spec)
         self.spark = spark
@@ -245,6 +251,36 @@ class SqsToSparkOperator(BaseOperator):
             f"none of the messages of {self.task_id!r} is held any more, so its work was stopped: they were settled or "
             "lost. What was committed is in the table, and is not stored twice. Clear the sensor to receive again"
         )
+
+
+def _check_types(
+    spark: object,
+    python: object,
+    connections: object,
+    aws_conn_id: object,
+    submit_conn_id: object,
+    submit_options: object,
+) -> None:
+    """Refuse arguments of other types, which would else show when the job is started."""
+    places = {"spark": (spark, "a Spark master such as 'local[2]'"), "python": (python, "the path of a Python")}
+    for name, (value, said) in places.items():
+        check_type(value or None, (str,), name=name, said=said)
+    text = (str, type(None))
+    check_type(aws_conn_id, text, name="aws_conn_id", said="the id of an Airflow connection, or None")
+    check_type(submit_conn_id, text, name="submit_conn_id", said="the id of a Spark connection, or None")
+    if connections is not None and not (
+        isinstance(connections, Mapping) and all(isinstance(one, str) for item in connections.items() for one in item)
+    ):
+        raise TypeError(
+            "connections must be a dict of environment variables and ids of Airflow connections, such as "
+            f"{{'WAREHOUSE': 'warehouse'}}, not {connections!r}"
+        )
+    check_type(
+        submit_options,
+        (Mapping, type(None)),
+        name="submit_options",
+        said="a dict of arguments of SparkSubmitHook, or None",
+    )
 
 
 def _aws_environment(conn_id: str) -> dict[str, str]:

@@ -61,9 +61,10 @@ def connection_client(connection: str, queue: str, region: str | None) -> SQSCli
     Raises:
         sqs_lease.sqs.errors.SqsError: The client cannot be made.
     """
-    from sqs_lease.airflow.aws_connection import AwsConnection, make_blocking_client, translate_aws_errors
+    from sqs_lease.airflow.connection import AwsConnection, make_blocking_client
+    from sqs_lease.sqs.classification import translate_client_errors
 
-    with translate_aws_errors(queue):
+    with translate_client_errors(queue):
         return make_blocking_client(AwsConnection.of(connection, region, None, None, queue=queue))
 
 
@@ -111,7 +112,7 @@ def _plugin() -> Iterator[Finding]:
 def _takeover() -> Iterator[Finding]:
     from airflow.sdk.configuration import conf
 
-    from sqs_lease.airflow.receiving.collector import (
+    from sqs_lease.airflow.triggers.receive import (
         TAKEOVER_MARGIN_SECONDS,
         default_visibility_seconds,
         takeover_seconds,
@@ -165,7 +166,7 @@ def _triggerer_queues() -> Iterator[Finding]:
 def _payload() -> Iterator[Finding]:
     from airflow.sdk import ObjectStoragePath
 
-    from sqs_lease.airflow.transfer.payload import INLINE_BYTES, default_payload
+    from sqs_lease.airflow.payload import INLINE_BYTES, default_payload
 
     try:
         location = default_payload()

@@ -18,7 +18,7 @@ class Place(StrEnum):
     QUEUE = "queue"
     DEAD_LETTERS = "dead-letter queue"
     FILES = "files"
-    """Where batches are stored on S3: ``payload=`` in Airflow, ``workspace=`` in Dagster, and the files of a job."""
+    """Where batches are on S3: ``payload=`` in Airflow, ``stored_batch()`` in Dagster, and the files of a job."""
     OBJECTS = "objects"
     """What messages about S3 objects name."""
 
@@ -42,11 +42,11 @@ RECORDED: Final[Mapping[str, Needs]] = {
     "lease": {Place.QUEUE: LEASE, Place.DEAD_LETTERS: DEAD_LETTER},
     # Sensors, triggers, keepers; payload=.
     "airflow": {Place.QUEUE: LEASE, Place.DEAD_LETTERS: DEAD_LETTER, Place.FILES: FILES},
-    # Leases, sensors and checks, which count dead letters; workspace=.
+    # Leases, sensors and checks, which count dead letters; stored_batch().
     "dagster": {
         Place.QUEUE: LEASE,
         Place.DEAD_LETTERS: DEAD_LETTER | {"sqs:GetQueueAttributes", "sqs:GetQueueUrl"},
-        Place.FILES: FILES | {"s3:ListBucket"},
+        Place.FILES: FILES,
     },
     # The job: its submitter extends and settles the leases.
     "spark": {

@@ -188,7 +188,7 @@ def policy_statements(
             yield from _key_statements(names[place], actions, with_key)
     for place, title in ((Place.FILES, "Files"), (Place.OBJECTS, "Objects")):
         if place in needs and places.get(place):
-            yield from _s3_statements(title, needs[place], places[place], partition)
+            yield _s3_statement(title, needs[place], places[place], partition)
 
 
 def _statement(
@@ -224,18 +224,9 @@ def _key_statements(name: str, actions: frozenset[str], queues: Sequence[Encrypt
         yield _statement(f"KeysOf{name}{place or ''}", actions, [arn], condition)
 
 
-def _s3_statements(
-    title: str, actions: frozenset[str], places: Sequence[S3Place], partition: str
-) -> Iterator[dict[str, Any]]:
-    listing = "s3:ListBucket"
+def _s3_statement(title: str, actions: frozenset[str], places: Sequence[S3Place], partition: str) -> dict[str, Any]:
     keys = [f"arn:{partition}:s3:::{place.bucket}/{place.pattern('/*') if place.prefix else '*'}" for place in places]
-    yield _statement(title, actions - {listing}, keys)
-    if listing not in actions:
-        return
-    for number, place in enumerate(places):
-        prefixes = [place.pattern(""), place.pattern("/*")] if place.prefix else ["*"]
-        condition = {"StringLike": {"s3:prefix": prefixes}}
-        yield _statement(f"List{title}{number or ''}", {listing}, [f"arn:{partition}:s3:::{place.bucket}"], condition)
+    return _statement(title, actions, keys)
 
 
 def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str]) -> list[QueueAndDeadLetters]:

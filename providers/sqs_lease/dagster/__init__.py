@@ -5,18 +5,14 @@ from __future__ import annotations
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster._internals import register_library
-from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
-from sqs_lease.dagster.backlog_state import Backlog
+from sqs_lease.dagster.backlog_sensor import Backlog, build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
-from sqs_lease.dagster.components.backlog_sensor import SqsBacklogSensorComponent
-from sqs_lease.dagster.components.function import SqsFunctionComponent
 from sqs_lease.dagster.components.ingestion import SqsIngestionComponent
-from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
-from sqs_lease.dagster.components.queue import SqsQueueComponent
+from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent, SqsFunctionComponent
+from sqs_lease.dagster.components.queue import SqsBacklogSensorComponent, SqsQueueComponent
 from sqs_lease.dagster.dispatch import DispatchError
-from sqs_lease.dagster.executor import sqs_lease_executor
+from sqs_lease.dagster.executor import ResumedRunError, sqs_lease_executor
 from sqs_lease.dagster.metadata import lease_metadata
-from sqs_lease.dagster.reexecution import ResumedRunError
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.router import RouterError, build_sqs_router
 from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG

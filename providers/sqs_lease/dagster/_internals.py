@@ -380,42 +380,23 @@ def without_mapping_key(step_key: str) -> str:
     return _MAPPING_KEY.sub("", step_key)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step of a run's plan.
-
-    Attributes:
-        upstream: The keys of the steps that it waits for.
-        assets: The keys of the assets that it makes.
-        is_executed: Whether the run executes it.
-    """
-
-    upstream: frozenset[str]
-    assets: frozenset[dg.AssetKey]
-    is_executed: bool
-
-
-def planned_steps(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, PlannedStep]:
-    """Return the steps of a run by key, those of dynamic outputs by the key of the step they are made of.
-
-    Plans of runs are not public.
+def steps_of_asset(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> set[str]:
+    """Return the keys of the steps of a run that make an asset. Plans of runs are not public.
 
     Args:
         instance: The instance that has the run.
         run: The run.
+        key: The asset.
     """
     if run.execution_plan_snapshot_id is None:
-        return {}
+        return set()
     plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    executed = set(map(without_mapping_key, plan.step_keys_to_execute))
-    steps: dict[str, PlannedStep] = {}
-    for step in plan.steps:
-        key = without_mapping_key(step.key)
-        upstream = {without_mapping_key(each) for value in step.inputs for each in value.upstream_step_keys}
-        made = [output.properties.asset_key for output in step.outputs if output.properties is not None]
-        assets = frozenset(asset for asset in made if asset is not None)
-        steps[key] = PlannedStep(frozenset(upstream), assets, key in executed)
-    return steps
+    return {
+        without_mapping_key(step.key)
+        for step in plan.steps
+        for output in step.outputs
+        if output.properties is not None and output.properties.asset_key == key
+    }
 
 
 def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]]:
@@ -495,12 +476,11 @@ def _connected_nodes(graph: dg.GraphDefinition, chosen: Collection[str]) -> set[
             after.setdefault(each, set()).add(name)
     found: set[str] = set()
     for start in chosen:
-        found |= reached(before, start) | reached(after, start)
+        found |= _reached(before, start) | _reached(after, start)
     return found
 
 
-def reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
-    """Return what can be reached from a start over edges, near and far."""
+def _reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
     found: set[str] = set()
     waiting = list(edges.get(start, ()))
     while waiting:

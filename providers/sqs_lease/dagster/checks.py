@@ -6,7 +6,7 @@ Neither fails the run: a check says so in its result when the queue cannot be re
 # Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,15 +16,16 @@ from sqs_lease.blocking import LeasedBatch, OwnLeasedBatch
 from sqs_lease.dagster._internals import (
     asset_of_event,
     event_metadata,
-    planned_steps,
     run_events,
+    steps_of_asset,
     without_mapping_key,
 )
-from sqs_lease.dagster.backlog_state import runs_of_assets
+from sqs_lease.dagster.backlog_sensor import runs_of_assets
 from sqs_lease.dagster.metadata import (
     DELETED,
     ENDS,
     FAILED,
+    HELD,
     PREFIX,
     QUEUE,
     RECEIVED,
@@ -59,7 +60,8 @@ def build_sqs_lease_check(
     materialize the asset failed before it did, the check fails, and says what became of the messages. An asset that no
     run was to materialize passes.
 
-    It is about the last attempt at the step. What earlier ones gave back, a later attempt or another run works on.
+    It is about the last attempt at the step. What earlier ones gave back, a later attempt or another run works on. What
+    an attempt held that was killed is said as well, and does not fail the check: those messages come back.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
@@ -84,7 +86,7 @@ def build_sqs_lease_check(
             return dg.AssetCheckResult(
                 passed=False,
                 severity=severity,
-                description=f"Run {failure.run_id} failed before it materialized the asset{failure.said}.",
+                description=f"Run {failure.run_id} failed before it materialized the asset{failure.said}",
                 metadata={"run": failure.run_id},
             )
         run_id = _run_that_made(context, check_key.asset_key)
@@ -100,8 +102,10 @@ def build_sqs_lease_check(
                 metadata={"run": run_id},
             )
         passed, description, shown = _judged(numbers, max_failed)
+        run = context.instance.get_run_by_id(run_id)
+        killed = "" if run is None else _killed_said(_ends_of_leases(context.instance, run, check_key.asset_key))
         return dg.AssetCheckResult(
-            passed=passed, severity=severity, description=description, metadata={"run": run_id, **shown}
+            passed=passed, severity=severity, description=f"{description}{killed}", metadata={"run": run_id, **shown}
         )
 
     return check
@@ -276,19 +280,29 @@ def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _
         return None
     if _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
         return None
-    steps = {step for step, planned in planned_steps(context.instance, run).items() if key in planned.assets}
-    said = _counts_said(_ends_of_leases(context.instance, run.run_id, steps))
-    return _RunFailure(run.run_id, f"; of the messages that its step leased: {said}" if said else "")
+    counts = _ends_of_leases(context.instance, run, key)
+    said = _counts_said(counts)
+    leased = f"; of the messages that its step leased: {said}" if said else ""
+    return _RunFailure(run.run_id, f"{leased}.{_killed_said(counts)}")
 
 
-def _ends_of_leases(instance: dg.DagsterInstance, run_id: str, steps: Collection[str]) -> Counter[str]:
-    """The counts of what the leases of steps in a run ended with, over all attempts, by the run's log."""
+def _ends_of_leases(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> Counter[str]:
+    """The counts of what the leases of an asset's step began and ended with, over all attempts, by the run's log."""
+    steps = steps_of_asset(instance, run, key)
     counts: Counter[str] = Counter()
-    for event in run_events(instance, run_id, {dg.DagsterEventType.ENGINE_EVENT}):
+    for event in run_events(instance, run.run_id, {dg.DagsterEventType.ENGINE_EVENT}):
         if event.step_key is not None and without_mapping_key(event.step_key) in steps:
             numbers = event_metadata(event)
-            counts.update(_counts(numbers) if QUEUE in numbers else {})
+            counts.update(_counts(numbers) if QUEUE in numbers or HELD in numbers else {})
     return counts
+
+
+def _killed_said(counts: Counter[str]) -> str:
+    """What is to be said of leases that came to no end; nothing where there were none."""
+    held = counts[HELD] - counts[RECEIVED]
+    if held <= 0:
+        return ""
+    return f" An attempt that was killed held {held} messages: they come back when their last extension ends."
 
 
 def _counts_said(counts: Mapping[str, int]) -> str:

@@ -2,10 +2,11 @@
 
 The run worker receives when the run starts, writes the messages where the steps find them, and lets another executor
 run the steps, in processes beside it or in the run worker itself, while a thread of the run worker extends the leases.
-What the steps say and how they end decides at the end what becomes of each message (:mod:`sqs_lease.dagster.verdict`).
+What the steps say and how they end decides at the end what becomes of each message
+(:mod:`sqs_lease.dagster.run_batch.rules`).
 
 The steps end with their run worker: it can end them before it gives their messages to others, and where it is killed
-they end themselves (:mod:`sqs_lease.dagster.run_batch.parent_watch`). Neither is possible in another container or on
+they end themselves (:mod:`sqs_lease.dagster.run_batch.leased_batch`). Neither is possible in another container or on
 another machine, so such steps are refused the batch, and receive messages of their own instead.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,9 @@ from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_bl
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
+from sqs_lease.core.verdict import Action, Decision, Failure, Tally
 from sqs_lease.dagster._internals import (
+    JobParts,
     add_run_tags,
     awaited_steps,
     executor_events,
@@ -38,23 +41,26 @@ from sqs_lease.dagster._internals import (
     parts_left_out,
     run_events,
 )
-from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
-from sqs_lease.dagster.reexecution import refuse_part_of_the_job, refuse_to_go_on, worked_on_by
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
-from sqs_lease.dagster.retries import failure_rule, may_be_repeated
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
-from sqs_lease.dagster.run_batch.parent_watch import working_on
-from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch, routed_batch_of
-from sqs_lease.dagster.run_batch.run_folders import (
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
+from sqs_lease.dagster.run_batch.folder import (
+    BatchFolder,
+    BatchFolderError,
     check_workspace,
     remove_left_over,
     run_batch_id,
-    run_batch_uri,
-    workspace_path,
+    run_batch_path,
 )
-from sqs_lease.dagster.verdict import StepEnds, verdict
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, working_on
+from sqs_lease.dagster.run_batch.routed import (
+    HANDOFF_SECONDS,
+    RoutedBatch,
+    passed_on_batch_of,
+    routed_batch_of,
+    write_leases,
+)
+from sqs_lease.dagster.run_batch.rules import StepEnds, units
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, SettlementError
 from sqs_lease.sqs.errors import SqsError
@@ -72,6 +78,13 @@ logger = logging.getLogger(__name__)
 
 STEPS_END_SECONDS: Final = 10.0
 """How long steps may take to end by an interruption, where the executor failed with them under way."""
+
+_ALL_STEPS: Final = '"dagster/retry_strategy": "ALL_STEPS"'
+
+
+class ResumedRunError(dg.DagsterError):
+    """The run executes a part of the work only, so it must not receive; the text says what to do."""
+
 
 _RUN_STEPS_ELSEWHERE: Final = frozenset(
     {
@@ -117,7 +130,9 @@ def sqs_lease_executor(
     visible again when their last extension ends.
 
     While run retries remain (``dagster/max_retries``), ``on_failure`` is applied only to messages that a step failed by
-    ``batch.fail``; the others are visible again at once, and the next run receives them.
+    ``batch.fail``. The others are passed on to the run that repeats this one, which may leave out the steps that
+    succeeded: they last for 5 minutes at least, and are visible again if it does not begin by then. Where it is not
+    known whether Dagster repeats the run, they are visible again at once.
 
     Without messages the steps run with an empty batch.
 
@@ -132,9 +147,8 @@ def sqs_lease_executor(
 
     Args:
         queue: The queue. What ``EnvVar`` names is read in the run worker.
-        workspace: Where the messages are for the steps: a URI (``s3://bucket/prefix``) or the absolute path of a
-            directory. Each run has a directory in it, which is removed when the run ends; what killed run workers left
-            is removed by a later run, a day after.
+        workspace: Where the messages are for the steps: the absolute path of a directory. Each run has a directory in
+            it, which is removed when the run ends; what killed run workers left is removed by a later run, a day after.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
         linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
@@ -229,10 +243,10 @@ class _Leasing:
     workspace: str
     options: LeaseOptions
 
-    def block(self, queue: SqsQueueResource, routed: RoutedBatch | None) -> LeaseBlock:
-        """Make what receives, or takes up what a router received, and holds for as long as the block lasts."""
+    def block(self, queue: SqsQueueResource, taken: RoutedBatch | None) -> LeaseBlock:
+        """Make what receives, or takes up what was passed on, and holds for as long as the block lasts."""
         queue.refuse_without_dead_letter_queue(self.options.on_failure)
-        adopts = None if routed is None else routed.take_up()
+        adopts = None if taken is None else taken.take_up()
         settings = LeaseSettings(queue=queue.queue, options=self.options, adopts=adopts)
         return lease_block(settings, client=queue.client())
 
@@ -266,29 +280,31 @@ class LeaseExecutor(dg.Executor):
         """
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
         queue = leasing.queue.process_config_and_initialize()
-        refuse_to_go_on(instance, run, queue.queue)
-        routed, is_passed_on = routed_batch_of(run), False
-        if routed is None:
-            # One that repeats a router's run has the messages that the steps left out have seen.
+        _refuse_to_go_on(instance, run, queue.queue)
+        taken = routed_batch_of(run) or passed_on_batch_of(run, leasing.workspace, queue.queue)
+        if taken is None:
+            # One that takes a batch up has the messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
-            refuse_part_of_the_job(instance, run, parts, queue.queue, leasing.workspace)
+            _refuse_part_of_the_job(run, parts, queue.queue)
         remove_left_over(leasing.workspace)
-        uri = run_batch_uri(leasing.workspace, run.run_id)
-        folder = BatchFolder(workspace_path(uri))
+        uri = run_batch_path(leasing.workspace, run.run_id)
+        folder = BatchFolder(uri)
         inner_context = orchestrated_by(plan_context, self._steps)
         ended_by: BaseException | None = None
+        is_passed_on = False
         with ExitStack() as leaving:
             leaving.enter_context(working_on(run.run_id))
-            leaving.callback(_remove, folder)
-            with dg.raise_execution_interrupts():
-                # Dagster would keep the request to terminate until the steps run, and this may wait for a while.
-                with access_to(queue):
-                    block = leasing.block(queue, routed)
-                batch = leaving.enter_context(Entered(block, queue))
+            leaving.callback(lambda: None if is_passed_on else _remove(folder))
+            # Dagster would keep a request to terminate until the steps run, and this may wait for a while.
+            with dg.raise_execution_interrupts(), access_to(queue):
+                block = leasing.block(queue, taken)
+                batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
             try:
                 _store(batch, run_batch_id(run.run_id), folder)
+                if taken is not None:
+                    taken.remove()
                 add_run_tags(instance, run.run_id, {BATCH_TAG: uri})
                 received = f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}"
                 yield from executor_events(plan_context, received)
@@ -303,17 +319,16 @@ class LeaseExecutor(dg.Executor):
                 if ends.is_interrupted:
                     batch.release(batch)
                 else:
+                    repeated = _repetition(ends, plan_context)
                     is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
-                    is_repeated = _settle(
-                        batch, ends, folder, plan_context, is_whole=is_whole, passes_on=routed is not None
-                    )
-                    if is_repeated and routed is not None:
-                        written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
-                        if written is not None:
-                            routed.write(written)
-                            is_passed_on = True
+                    held = _settle(batch, ends, folder, plan_context, is_whole=is_whole, repeated=repeated)
+                    passes_on = repeated is Repetition.YES or (repeated is Repetition.UNKNOWN and taken is not None)
+                    if held and passes_on:
+                        is_passed_on = _pass_on(block, folder, plan_context)
+                    else:
+                        batch.release(held)
             except BaseException as error:
-                # Terminated, or the machinery failed: the work is not at fault. First nobody may work on it any more.
+                # Terminated, or the machinery failed: the work is not at fault. First the steps have to end.
                 _end_steps(others)
                 batch.release(batch)
                 if not isinstance(error, dg.DagsterExecutionInterruptedError):
@@ -321,14 +336,54 @@ class LeaseExecutor(dg.Executor):
                         error.add_note(f"Before that, the executor of the steps failed: {type(ended_by).__name__}")
                     raise
                 ended_by = error
-            workers = worked_on_by(folder)
             steps = ends.ends().keys() & _names(folder)
-        if routed is not None and not is_passed_on:
-            routed.remove()
         _observe(plan_context, steps, batch, queue)
-        yield from executor_events(plan_context, lease_summary(batch), {**lease_metadata(batch), **workers})
+        yield from executor_events(plan_context, lease_summary(batch), lease_metadata(batch))
         if ended_by is not None:
             raise ended_by
+
+
+def _refuse_to_go_on(instance: dg.DagsterInstance, run: dg.DagsterRun, queue: str) -> None:
+    """Refuse to receive for a run whose steps began already, under a run worker that is gone.
+
+    Raises:
+        ResumedRunError: Steps of it began.
+    """
+    if next(run_events(instance, run.run_id, (dg.DagsterEventType.STEP_START,)), None) is None:
+        return
+    raise ResumedRunError(
+        f"Run {run.run_id} does not receive from {queue}: Dagster resumes it with a new run worker, and the steps that "
+        "succeeded before would never see the messages received now. Those of the first worker come back when its "
+        "last extension ends. Set run_monitoring.max_resume_run_attempts to 0, and let run_retries repeat such runs "
+        f"with the tag {_ALL_STEPS}"
+    )
+
+
+def _refuse_part_of_the_job(run: dg.DagsterRun, parts: JobParts, queue: str) -> None:
+    """Refuse to receive for a run that leaves out a part of its job: that part would never see the messages.
+
+    Raises:
+        ResumedRunError: It leaves out steps, or assets of a step.
+    """
+    left_out = sorted(parts.left_out_steps) or sorted(parts.left_out_assets)
+    if not left_out:
+        return
+    whose = f"{', '.join(map(repr, left_out))} of job {run.job_name!r}"
+    if run.parent_run_id is not None:
+        raise ResumedRunError(
+            f"Run {run.run_id} does not receive from {queue}: it repeats run {run.parent_run_id} and leaves out "
+            f"{whose}, which would never see the messages received now. What run {run.parent_run_id} left is visible "
+            f'again, or another run has it. Set the tag {_ALL_STEPS} on the job, or choose "re-execute all steps"'
+        )
+    remedy = (
+        "Give the executor to a job of these assets: dg.define_asset_job(..., executor_def=...)"
+        if parts.is_implicit
+        else "Run the whole job, or define a job of what is selected"
+    )
+    raise ResumedRunError(
+        f"Run {run.run_id} does not receive from {queue}: it leaves out {whose}, which would never see the messages "
+        f"that are deleted when it succeeds. {remedy}"
+    )
 
 
 def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
@@ -338,7 +393,7 @@ def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
             f"({type(error).__name__}: {error}), and are given back. Check the executor's workspace: that run workers "
-            "may write there, and that what its scheme needs is installed (s3fs for s3://)"
+            "may write there"
         ) from error
 
 
@@ -349,8 +404,7 @@ def _is_whole(
     planned = plan.step_keys_to_execute
     if ended_by is not None:
         # What a step failed with may be what the executor raises. It need not have got to each dynamic output then.
-        is_explained = any(end.failed for end in ends.ends().values())
-        return is_explained and not any("[" in key for key in planned) and not ends.unfinished(planned)
+        return ends.has_failures() and not any("[" in key for key in planned) and not ends.unfinished(planned)
     if ends.unfinished(planned):
         # An executor need not tell of steps that are skipped in the end. The run's log does.
         skipped = {dg.DagsterEventType.STEP_SKIPPED}
@@ -364,6 +418,18 @@ def _is_whole(
     return not unfinished
 
 
+def _repetition(ends: StepEnds, plan_context: PlanOrchestrationContext) -> Repetition:
+    """Whether Dagster repeats the run, because a step of it failed."""
+    run = plan_context.dagster_run
+    repeated = repetition(plan_context.instance, run) if ends.has_failures() else Repetition.NO
+    if repeated is not Repetition.NO:
+        plan_context.log.info(
+            "Dagster repeats run %s, or may do so: on_failure is applied to what a step failed by batch.fail() only",
+            run.run_id,
+        )
+    return repeated
+
+
 def _settle(
     batch: OwnLeasedBatch,
     ends: StepEnds,
@@ -371,29 +437,35 @@ def _settle(
     plan_context: PlanOrchestrationContext,
     *,
     is_whole: bool,
-    passes_on: bool,
-) -> bool:
-    """Settle by what the steps said; return whether the run is repeated. Then what was not done may be passed on."""
-    decided = verdict([message.message_id for message in batch], ends.ends(), folder.pieces(), is_whole=is_whole)
-    is_repeated = any(end.failed for end in ends.ends().values()) and _is_repeated(plan_context)
-    if is_repeated:
-        decided = decided.before_a_retry()
-    if decided.is_untouched and len(batch):
+    repeated: Repetition,
+) -> Sequence[str]:
+    """Settle by what the steps said, and return the ids of what is still held: work on it is to be tried again.
+
+    Raises:
+        SettlementError: The service refused it of some messages; the others are settled.
+    """
+    ids = [message.message_id for message in batch]
+    pieces = folder.pieces()
+    if ids and not pieces:
         plan_context.log.warning(
             "No step of run %s leased its %d messages of the queue: they are given back",
             plan_context.dagster_run.run_id,
-            len(batch),
+            len(ids),
         )
-    done = {message.message_id for message in batch}.difference(decided.released, *decided.failed.values())
+    tally = Tally()
+    for unit in units(ids, ends.ends(), pieces, is_whole=is_whole, is_repeated=repeated is not Repetition.NO):
+        tally.take(unit)
+    by_decision: dict[Decision, list[str]] = {}
+    for message_id in ids:
+        by_decision.setdefault(tally.decision(message_id), []).append(message_id)
+    held, released, done = (by_decision.pop(each, []) for each in (Action.HOLD, Action.RELEASE, Action.DELETE))
     # In this order: what is behind a failed message of its group is given back with it.
-    reasons = {each: why.reason for why, failed in decided.failed.items() if not why.errors for each in failed}
-    settling: list[Callable[[], None]] = [partial(batch.fail_each, reasons)]
-    for why, failed in decided.failed.items():
-        if why.errors:
-            settling.append(partial(batch.fail, failed, why.reason, errors=why.errors))
-    if not (is_repeated and passes_on):
-        settling.append(partial(batch.release, decided.released))
-    settling.append(partial(batch.succeed, done))
+    settling = [
+        partial(batch.fail, failed, why.reason, errors=why.errors)
+        for why, failed in by_decision.items()
+        if isinstance(why, Failure)
+    ]
+    settling += [partial(batch.release, released), partial(batch.succeed, done)]
     refused: list[SettlementError] = []
     for settle in settling:
         try:
@@ -406,22 +478,23 @@ def _settle(
         for other in others:
             first.add_note(str(other))
         raise first
-    return is_repeated
+    return held
 
 
-def _is_repeated(plan_context: PlanOrchestrationContext) -> bool:
-    """Whether Dagster repeats the run, one of whose steps failed."""
-    run = plan_context.dagster_run
+def _pass_on(block: LeaseBlock, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> bool:
+    """Write down what is still held for the run that repeats this one; return whether it was done."""
+    written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
+    if written is None:
+        return False
     try:
-        if not may_be_repeated(plan_context.instance, run):
-            return False
-    except Exception:
-        # A message that is given back can still be dead-lettered later.
-        logger.exception("Whether run %s is repeated is not known: its messages are given back", run.run_id)
-        return True
+        write_leases(folder, written)
+    except OSError:
+        logger.exception("%d messages cannot be passed on, and come back in %g s", len(written.leases), HANDOFF_SECONDS)
+        return False
     plan_context.log.info(
-        "Dagster repeats run %s, or may do so: on_failure is applied to what a step failed by batch.fail() only",
-        run.run_id,
+        "%d messages are passed on to the run that repeats this one, and come back in %g s if it does not begin",
+        len(written.leases),
+        HANDOFF_SECONDS,
     )
     return True
 
@@ -467,5 +540,5 @@ def _observe(
 def _remove(folder: BatchFolder) -> None:
     try:
         folder.remove()
-    except Exception as error:  # noqa: BLE001 - each store has errors of its own, and a later run tries again
+    except OSError as error:
         logger.warning("%s cannot be removed (%s: %s)", folder, type(error).__name__, error)

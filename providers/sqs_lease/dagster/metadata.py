@@ -36,6 +36,9 @@ ENDS: Final = (
 )
 """Counts of what became of messages."""
 
+HELD: Final = f"{PREFIX}held"
+"""How many messages a lease began to hold. Without an end of it, the process that held them was killed."""
+
 QUEUE: Final = f"{PREFIX}queue"
 
 CONSOLE: Final = f"{PREFIX}console"

@@ -1,4 +1,7 @@
-"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets."""
+"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets.
+
+Errors about the access to a queue come with a remedy in Dagster's words: by which setting of the resource, and where.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypedDict
 
 import dagster as dg
 from pydantic import Field
@@ -19,7 +22,6 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context
-from sqs_lease.dagster.access_errors import Entered, access_to
 from sqs_lease.dagster.retries import may_dead_letter
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
 from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
@@ -28,11 +30,99 @@ from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGE
 from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
+from sqs_lease.sqs.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    SqsError,
+    WrongRegionError,
+)
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+_PROCESS: Final = "the process that Dagster works in (the code server for sensors, run workers and steps for all else)"
+
+_NO_CREDENTIALS: Final = (
+    "Set profile_name of {resource}, or give a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to {process}."
+)
+
+_INSTEAD: Final = {
+    "WrongRegion": "Set region_name of {resource} to the region of the queue, or leave it out: where {process} has no "
+    "region, it is that of the ARN or the URL.",
+    "NoRegionError": "Set region_name of {resource}, or AWS_DEFAULT_REGION in {process}, or name the queue by its ARN "
+    "or its URL at AWS.",
+    "ProfileNotFound": "Correct profile_name of {resource}, or AWS_PROFILE in {process}, or add the profile to the AWS "
+    "configuration file there.",
+    "LoginError": _NO_CREDENTIALS,
+    "NoAuthTokenError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
+}
+"""Remedies in place of the general ones, by the error's code."""
+
+_ABOUT_ACCESS: Final = (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    WrongRegionError,
+)
+
+_REACHED_BY: Final = (
+    "The queue is reached by queue, region_name, endpoint_url, profile_name and role_arn of {resource}, and by the AWS "
+    "settings of {process} where those are not set."
+)
+_WHERE: Final = (
+    "Settings of the resource are given in Definitions(resources=...) or under queue in a component's YAML, as values "
+    "or as EnvVar; with configure_at_launch() in the run config."
+)
+
+
+def in_words_of_dagster(error: SqsError, resource: str) -> SqsError:
+    """Return an error about the access to a queue with the remedy in Dagster's words; others as they are.
+
+    Args:
+        error: The error; its text names the queue.
+        resource: The name of the resource's class.
+    """
+    if not isinstance(error, _ABOUT_ACCESS) or error.remedy.endswith(_WHERE):
+        return error
+    words = {"resource": resource, "process": _PROCESS}
+    if (instead := _INSTEAD.get(error.code)) is not None:
+        remedy = instead.format(**words)
+    else:
+        remedy = f"{error.remedy} {_REACHED_BY.format(**words)}".lstrip()
+    return error.with_remedy(f"{remedy} {_WHERE}")
+
+
+@contextmanager
+def access_to(resource: object) -> Iterator[None]:
+    """Raise errors about the access to a queue with the remedy in Dagster's words, from within the block.
+
+    Args:
+        resource: The resource by which the queue is reached.
+
+    Raises:
+        SqsError: What the block raised.
+    """
+    try:
+        yield
+    except SqsError as error:
+        told = in_words_of_dagster(error, type(resource).__name__)
+        if told is error:
+            raise
+        # What the client raised; the error in its general words would only say the same again.
+        raise told from error.__cause__
+
 
 _OpensLease: TypeAlias = "Callable[[], AbstractContextManager[LeasedBatch]]"
 
@@ -249,7 +339,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if held is None
             else lambda: self._joined(context, held, given)
         )
-        return QueueLease(inner, self.queue, step_end(context))
+        return QueueLease(inner, self, step_end(context))
 
     def _received(
         self, context: Context, options: LeaseOptions, on_failure: OnFailure | None, routed: RoutedBatch | None
@@ -264,10 +354,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         def opened() -> AbstractContextManager[LeasedBatch]:
             self.refuse_without_dead_letter_queue(options.on_failure)
             if end is None:
-                return Entered(block(options.on_failure, OwnLeasedBatch), self)
-            return Entered(
-                StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed), self
-            )
+                return block(options.on_failure, OwnLeasedBatch)
+            return StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed)
 
         return opened
 
@@ -287,13 +375,13 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     Args:
         opened: Makes the lease that is entered.
-        queue: The queue, for errors.
+        resource: The queue, for errors.
         end: The end of the step, which fails where this was not entered; None where there is no step.
     """
 
-    def __init__(self, opened: _OpensLease, queue: str, end: StepEnd | None) -> None:
+    def __init__(self, opened: _OpensLease, resource: SqsQueueResource, end: StepEnd | None) -> None:
         self._opened = opened
-        self._queue = queue
+        self._resource = resource
         self._end = end
         self._entered: AbstractContextManager[LeasedBatch] | None = None
         if end is not None:
@@ -301,11 +389,12 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     def __enter__(self) -> LeasedBatch:
         if self._entered is not None:
-            raise RuntimeError(f"This lease of {self._queue} was used already: call lease() for each block")
+            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
         if self._end is not None:
             self._end.entered()
-        self._entered = self._opened()
-        return self._entered.__enter__()
+        with access_to(self._resource):
+            self._entered = self._opened()
+            return self._entered.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -325,8 +414,8 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     def _without_with(self) -> TypeError:
         return TypeError(
-            f"lease(context) of {self._queue} is for a with statement, which receives the messages and gives the "
-            "batch: `with queue.lease(context) as batch:`"
+            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
+            "the batch: `with queue.lease(context) as batch:`"
         )
 
 

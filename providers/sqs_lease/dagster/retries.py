@@ -17,9 +17,11 @@ still be dead-lettered later, and not the other way round. It is not known
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from random import Random
 from threading import Event
 from typing import Final
@@ -38,6 +40,8 @@ from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import run_retry_settings
 from sqs_lease.ingestion.job import JobError
 
+logger = logging.getLogger(__name__)
+
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 RETRY_ON_STEP_FAILURE_TAG: Final = "dagster/retry_on_asset_or_op_failure"
@@ -48,10 +52,18 @@ DAGSTER_PLUS_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
 _JOB_ERROR: Final = f"{JobError.__module__}.{JobError.__qualname__}"
 
 
-def may_be_repeated(
+class Repetition(Enum):
+    """Whether Dagster repeats a run."""
+
+    NO = "no"
+    UNKNOWN = "unknown"
+    YES = "yes"
+
+
+def repetition(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
-) -> bool:
-    """Whether Dagster repeats a run of which a step has failed for good, or may do so.
+) -> Repetition:
+    """Forecast whether Dagster repeats a run of which a step has failed for good.
 
     Args:
         instance: The instance that has the run.
@@ -59,14 +71,23 @@ def may_be_repeated(
         environment: The environment variables.
     """
     if run.tags.get(RETRY_ON_STEP_FAILURE_TAG, "").lower() == "false":
-        return False
+        return Repetition.NO
     most = run.tags.get(MAX_RETRIES_TAG)
     if DAGSTER_PLUS_VARIABLE in environment:
-        return most is None or _is_left(run, most)
-    settings = run_retry_settings(instance)
+        return Repetition.UNKNOWN if most is None else _repetition(run, most)
+    try:
+        settings = run_retry_settings(instance)
+    except Exception:
+        # A message that is given back can still be dead-lettered later.
+        logger.exception("Whether run %s is repeated is not known: on_failure is not applied", run.run_id)
+        return Repetition.UNKNOWN
     if not settings.enabled or not (settings.on_step_failure or RETRY_ON_STEP_FAILURE_TAG in run.tags):
-        return False
-    return _is_left(run, str(settings.max_retries) if most is None else most)
+        return Repetition.NO
+    return _repetition(run, str(settings.max_retries) if most is None else most)
+
+
+def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
+    return Repetition.YES if _is_left(run, most) else Repetition.NO
 
 
 def _is_left(run: dg.DagsterRun, most: str) -> bool:

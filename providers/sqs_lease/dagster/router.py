@@ -48,41 +48,41 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
-from sqs_lease.dagster.access_errors import access_to
-from sqs_lease.dagster.backlog_state import UNREADABLE_SECONDS
+from sqs_lease.dagster.backlog_sensor import UNREADABLE_SECONDS
 from sqs_lease.dagster.dispatch import (
+    MOST_RUNS_AT_ONCE,
     AssetKeys,
     Destination,
     Dispatch,
     Dispatcher,
+    Job,
     Part,
+    RunConfig,
+    Target,
     Undispatched,
+    add_requests,
     divided,
+    jobs_of_a_list,
     read_run,
+    target_argument,
     undispatched_text,
     write_run,
 )
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import failure_rule
-from sqs_lease.dagster.run_batch.folder import BatchFolder, listed
+from sqs_lease.dagster.run_batch.folder import (
+    LEFT_OVER_AFTER_SECONDS,
+    BatchFolder,
+    check_workspace,
+    listed,
+)
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     ROUTED_QUEUE_TAG,
     ROUTED_TAG,
-    check_private_workspace,
     is_over,
     read_written,
     write_leases,
-)
-from sqs_lease.dagster.run_batch.run_folders import LEFT_OVER_AFTER_SECONDS, check_workspace, workspace_path
-from sqs_lease.dagster.targets import (
-    MOST_RUNS_AT_ONCE,
-    Job,
-    RunConfig,
-    Target,
-    add_requests,
-    jobs_of_a_list,
-    target_argument,
 )
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
@@ -193,7 +193,6 @@ def build_sqs_router(
     check_queue_resource(queue, whose)
     require_manifests(whose, "dagster,manifest")
     check_workspace(workspace, whose)
-    check_private_workspace(workspace, whose)
     check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
     handoff_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
     options = LeaseOptions.of(
@@ -331,7 +330,7 @@ class _Router:
     def _waiting(self, instance: dg.DagsterInstance, dispatcher: Dispatcher) -> list[_Request]:
         """The batches that were written and have no run yet; what is of no use any more is removed."""
         waiting: list[_Request] = []
-        for path in listed(workspace_path(self.uri)):
+        for path in listed(Path(self.uri)):
             if not _BATCH_ID.fullmatch(path.name):
                 continue
             folder, uri = BatchFolder(path), f"{self.uri}/{path.name}"
@@ -395,7 +394,7 @@ class _Router:
         ]
         parts, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
         requests = [_Request(batch_id := uuid4().hex, f"{self.uri}/{batch_id}", part.destination) for part in parts]
-        folders = [BatchFolder(workspace_path(request.uri)) for request in requests]
+        folders = [BatchFolder(request.uri) for request in requests]
         try:
             for request, part, folder in zip(requests, parts, folders, strict=True):
                 await asyncio.to_thread(_write_messages, folder, request, part, held.queue_url)

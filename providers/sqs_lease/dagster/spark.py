@@ -3,12 +3,13 @@
 The job is ``python -m sqs_lease.spark.job``; this module does not import Spark, which may be in another environment or
 on a cluster. :func:`ingest_with_spark` starts it beside the step. Where a Pipes client starts it elsewhere (EMR,
 Databricks), the parts are used one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
-:func:`settle_ingestion`.
+:func:`settle_ingestion`. The asset's metadata has what Dagster's own keys say of a table: storage, name, columns.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -20,17 +21,97 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import dagster as dg
+from upath import UPath
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
-from sqs_lease.dagster.run_batch.run_folders import workspace_path
-from sqs_lease.dagster.table_metadata import table_metadata
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import ResultError, StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
+
+STORAGE_KIND: Final = "dagster/storage_kind"
+TABLE_NAME: Final = "dagster/table_name"
+COLUMN_SCHEMA: Final = "dagster/column_schema"
+
+_STORAGES: Final = {"native-delta": "delta"}
+"""The storage of kinds of sinks whose name says more than that."""
+
+_COLUMN: Final = re.compile(
+    r"\s*(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>\w+))(?:\s*:\s*|\s+)(?P<type>[A-Za-z_].*?)"
+    r"(?P<required>\s+NOT\s+NULL)?(?:\s+COMMENT\s+'(?P<comment>(?:[^'\\]|\\.)*)')?\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_PIECE: Final = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|[<(]|[>)]|,|[^`'<>(),]+")
+
+
+def storage_kind(spec: Mapping[str, Any]) -> str:
+    """Return the storage of an ingestion's table, e.g. ``delta``.
+
+    Args:
+        spec: The ingestion, see ``sqs_lease/ingestion/spec.py``.
+    """
+    kind = str(spec["sink"]["kind"])
+    return _STORAGES.get(kind, kind)
+
+
+def table_metadata(spec: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
+    """Describe the table of an ingestion, as far as its spec tells.
+
+    Args:
+        spec: The ingestion.
+
+    Returns:
+        By key: ``dagster/storage_kind``; ``dagster/table_name`` where the table has one; ``dagster/column_schema``
+        where the spec has a schema that messages cannot add to.
+    """
+    metadata: dict[str, dg.MetadataValue] = {STORAGE_KIND: dg.MetadataValue.text(storage_kind(spec))}
+    table = spec["sink"].get("table")
+    if isinstance(table, str):
+        metadata[TABLE_NAME] = dg.MetadataValue.text(table)
+    columns = _columns(spec["source"])
+    if columns is not None:
+        metadata[COLUMN_SCHEMA] = dg.MetadataValue.table_schema(dg.TableSchema(columns))
+    return metadata
+
+
+def _columns(source: Mapping[str, Any]) -> list[dg.TableColumn] | None:
+    """The columns of a source's records; None where they are not known before."""
+    while "source" in source:
+        source = source["source"]
+    schema = source.get("schema")
+    if not isinstance(schema, str) or source.get("new_fields") == "add":
+        return None
+    found = [_COLUMN.fullmatch(part) for part in _parts(schema)]
+    columns = [_column(match) for match in found if match is not None]
+    # A schema that is not understood as a whole is Spark's to read.
+    return columns if columns and len(columns) == len(found) else None
+
+
+def _column(match: re.Match[str]) -> dg.TableColumn:
+    quoted, comment = match["quoted"], match["comment"]
+    return dg.TableColumn(
+        match["plain"] if quoted is None else quoted.replace("``", "`"),
+        match["type"],
+        description=None if comment is None else re.sub(r"\\(.)", r"\1", comment),
+        constraints=dg.TableColumnConstraints(nullable=match["required"] is None),
+    )
+
+
+def _parts(schema: str) -> Iterator[str]:
+    """The parts of a schema between the commas that are within nothing else."""
+    depth, part = 0, ""
+    for piece in _PIECE.findall(schema):
+        depth += (piece in "<(") - (piece in ">)")
+        if piece == "," and depth == 0:
+            yield part
+            part = ""
+        else:
+            part += piece
+    yield part
+
 
 PREFIX: Final = "ingestion/"
 
@@ -84,7 +165,7 @@ def ingest_with_spark(
     Messages that are no records are failed with their reasons, unless the spec has ``rejects``; the others are deleted
     at the end of the lease. The run's log has the job's own, with the progress of its Spark jobs, and the output of the
     step the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata`, and what
-    :func:`table_metadata <sqs_lease.dagster.table_metadata.table_metadata>` says of the table.
+    :func:`table_metadata <sqs_lease.dagster.spark.table_metadata>` says of the table.
 
     A run that is terminated cancels the Spark jobs and ends the process before its messages are given back. If the
     step's process is killed, the job ends by itself. So it does when all of the leases were lost. Nothing is stored
@@ -191,7 +272,7 @@ def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
         OSError: The file cannot be written.
     """
     require_manifests("stored_batch()", "dagster,manifest")
-    path = workspace_path(directory) / f"{uuid4().hex}.parquet"
+    path = (UPath(directory) if "://" in directory else Path(directory)) / f"{uuid4().hex}.parquet"
     if isinstance(path, Path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_manifest(path, list(batch), batch_id="", queue_url=batch.queue_url):

@@ -55,13 +55,14 @@ from sqs_lease.dagster._internals import (
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import (
+    HELD,
     combined_metadata,
     lease_metadata,
     lease_summary,
     left_metadata,
     work_metadata,
 )
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, failure_rule, may_be_repeated
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch
 from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.errors import SqsError
@@ -183,7 +184,8 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
         self._batch = batch
         self._end.hold(self)
-        self._end.context.log.info("Received %d messages of %s", len(batch), batch.queue_url)
+        received = f"Received {len(batch)} messages of {batch.queue_url}"
+        report_event(self._end.context, received, {HELD: dg.MetadataValue.int(len(batch))})
         return batch
 
     def __exit__(
@@ -353,18 +355,13 @@ class StepEnd:
 
     def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
         error = step_exception(self.context) or StepFailedError(f"step {self._key} failed")
-        is_tried_again = bool(self._leases) and (is_retried or self._may_run_be_repeated(instance))
+        is_tried_again = bool(self._leases) and (
+            is_retried or repetition(instance, self.context.run) is not Repetition.NO
+        )
         for lease in tuple(self._leases):
             lease.settle(error, is_tried_again=is_tried_again)
         for problem in self._problems:
             warn_in_log(instance, entry, str(problem))
-
-    def _may_run_be_repeated(self, instance: dg.DagsterInstance) -> bool:
-        try:
-            return may_be_repeated(instance, self.context.run)
-        except Exception:
-            logger.exception("Whether the run of step %s is repeated is not known: messages are given back", self._key)
-            return True
 
     def _observe(self, instance: dg.DagsterInstance) -> None:
         """Add what became of the messages to the assets of the step."""

@@ -84,6 +84,8 @@ class Boto3Transport(ClientTransport):
     async def _close(self) -> None:
         # This closes idle connections now, and those in use when their call ends.
         self._given.close()
+        # A loop of leases would have those of the last ten seconds.
+        self._threads.end()
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:

@@ -23,9 +23,7 @@ def leased_queues(monkeypatch: pytest.MonkeyPatch) -> LeasedQueues:
     monkeypatch.setattr("sqs_lease.blocking.open_transport", lambda client, queue: MemoryTransport(queues.sqs))
     # By name: only Airflow's part of the package makes transports for DAGs. In older ones it cannot be imported.
     if _airflow() >= (3, 3):
-        monkeypatch.setattr(
-            "sqs_lease.airflow.receiving.worker.make_transport", lambda connection: MemoryTransport(queues.sqs)
-        )
+        monkeypatch.setattr("sqs_lease.airflow.worker.make_transport", lambda connection: MemoryTransport(queues.sqs))
     return queues
 
 

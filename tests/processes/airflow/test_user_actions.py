@@ -52,6 +52,7 @@ class When(Enum):
     HANDED = "its sensor succeeded, and its keeper is not started yet"
     KEPT = "its keeper holds the messages"
     WORKING = "its keeper holds the messages, and its work runs"
+    BETWEEN = "its keeper holds the messages, its first stage has succeeded, and its second one has not begun"
 
 
 class Outcome(Enum):
@@ -157,6 +158,8 @@ CASES = [
     # Its sensor receives again as the second consumer does, and its second try works on what it got.
     Case("run_cleared", When.WORKING, run_cleared, Outcome.SHARED, 60 + LOADED_SECONDS),
     Case("pending_run_success", When.KEPT, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("stages_run_failed", When.BETWEEN, run_marked("failed"), Outcome.RETURNED, LOADED_SECONDS),
+    Case("stages_run_success", When.BETWEEN, run_marked("success"), Outcome.RETURNED, LOADED_SECONDS),
     Case("run_timeout", When.KEPT, nothing, Outcome.RETURNED, RUN_TIMEOUT_SECONDS + LOADED_SECONDS),
     Case("kept_dag_deleted", When.KEPT, deleted, Outcome.RETURNED, LOADED_SECONDS),
     Case("sensor_deferral", When.RECEIVED, nothing, Outcome.RETURNED, DEFERRAL_SECONDS + 35 + LOADED_SECONDS),
@@ -297,6 +300,9 @@ class Scene:
             case When.WORKING:
                 kept = bool(self.stage.log_lines(KEEPER, "Keeping", dag_id=case.dag_id))
                 return kept and (self.processes / case.dag_id).exists()
+            case When.BETWEEN:
+                kept = bool(self.stage.log_lines(KEEPER, "Keeping", dag_id=case.dag_id))
+                return kept and self.stage.state(case.dag_id, self.runs[case.dag_id], "extract") == "success"
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from demo.sqs_server import SqsServer
-from sqs_lease.airflow import aws_connection
-from sqs_lease.airflow.receiving.worker import GivenBackError
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow import connection
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
+from sqs_lease.airflow.worker import GivenBackError
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
 from tests.airflow.scripted_comms import ScriptedComms, supervised_by
-from tests.airflow.test_worker_lease import RECEIVING, TaskInstance, dag, execute, sensor, wait_until
+from tests.airflow.test_worker import RECEIVING, TaskInstance, dag, execute, sensor, wait_until
 
 __all__ = ["dag"]
 
@@ -111,7 +111,7 @@ def test_a_task_that_is_killed_gives_back_what_was_on_its_way_and_receives_no_mo
             await asyncio.to_thread(killed.wait, 60)
             return answer
 
-    monkeypatch.setattr(aws_connection, "AiobotocoreTransport", LateAnswers)
+    monkeypatch.setattr(connection, "AiobotocoreTransport", LateAnswers)
     queue.send("a")
     made = sensor(dag, queue.url, visibility=300, linger=60, max_messages=2)
     with ThreadPoolExecutor() as threads:

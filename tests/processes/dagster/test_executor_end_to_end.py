@@ -21,7 +21,7 @@ from demo.dagster_stack import DagsterStack, dagster_postgres, dagster_stack
 from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sqs_server import SqsServer
-from sqs_lease.dagster.run_batch.parent_watch import INTERRUPTED_SECONDS
+from sqs_lease.dagster.run_batch.leased_batch import INTERRUPTED_SECONDS
 from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, Note, notes
 from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer

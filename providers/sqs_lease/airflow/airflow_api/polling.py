@@ -25,6 +25,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
+from airflow.sdk.configuration import conf
+
 from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
@@ -33,6 +35,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     variable_keys,
 )
+from sqs_lease.airflow.provider_info import CONFIG_SECTION, REPORT_FAILURES_OPTION
 from sqs_lease.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -140,7 +143,11 @@ class StatePoller:
     Args:
         fetch: How to ask; by default Airflow's supervisor is asked.
         signal_poller: Asks for signals.
-        clock: Source of time for stalls; the machine's by default.
+        clock: Source of time for stalls, and for when a question was asked; the machine's by default.
+
+    Attributes:
+        clock: The same.
+        asking: Hold it during a question.
     """
 
     def __init__(
@@ -150,10 +157,12 @@ class StatePoller:
         clock: Clock | None = None,
     ) -> None:
         self._signal_poller = SignalPoller() if signal_poller is None else signal_poller
-        self._clock: Clock = SystemClock() if clock is None else clock
-        self._stalls = StallWatch(self._clock)
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.asking = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+        self._fetch = fetch
+        self._unanswered: set[str] = set()
+        self._stalls = StallWatch(self.clock)
         self._turn = asyncio.Semaphore(READERS_AT_ONCE)
-        self._asking = _Asking(fetch, self._clock)
         self._dags: dict[str, _WatchedDag] = {}
 
     def stalled_until(self) -> float:
@@ -184,7 +193,7 @@ class StatePoller:
             frozenset(task_ids), longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals
         )
         if (dag := self._dags.get(dag_id)) is None:
-            dag = self._dags[dag_id] = _WatchedDag(dag_id, self._asking)
+            dag = self._dags[dag_id] = _WatchedDag(dag_id, self)
         dag.add(run_id, watch)
         try:
             with ExitStack() as listening:
@@ -195,25 +204,6 @@ class StatePoller:
         finally:
             if not dag.remove(run_id, watch):
                 del self._dags[dag_id]
-
-
-class _Asking:
-    """What the questions for all DAGs share.
-
-    Args:
-        fetch: How to ask.
-        clock: Source of time for when a question was asked.
-
-    Attributes:
-        clock: The same.
-        turn: Hold it during a question.
-    """
-
-    def __init__(self, fetch: FetchStates, clock: Clock) -> None:
-        self.clock = clock
-        self.turn = asyncio.Semaphore(QUESTIONS_AT_ONCE)
-        self._fetch = fetch
-        self._unanswered: set[str] = set()
 
     async def ask(self, dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:
         """Ask one question.
@@ -242,9 +232,9 @@ class _Asking:
 class _WatchedDag:
     """Asks for the states of one DAG while some of its runs are watched."""
 
-    def __init__(self, dag_id: str, asking: _Asking) -> None:
+    def __init__(self, dag_id: str, poller: StatePoller) -> None:
         self._dag_id = dag_id
-        self._asking = asking
+        self._poller = poller
         self._runs: dict[str, set[StateWatch]] = {}
         self._newly_watched = asyncio.Event()
         self._news_at = asyncio.get_running_loop().time()
@@ -285,7 +275,7 @@ class _WatchedDag:
                         await self._newly_watched.wait()
                     self._newly_watched.clear()
                     await self._ask_all([run_id for run_id, watches in self._runs.items() if _is_new(watches)])
-        self._asking.forget(self._dag_id)
+        self._poller.forget(self._dag_id)
 
     def _longest_pause_seconds(self) -> float:
         watches = (watch for of_run in self._runs.values() for watch in of_run)
@@ -298,22 +288,22 @@ class _WatchedDag:
         return all(await asyncio.gather(*(self._ask(group) for group in groups)))
 
     async def _ask(self, run_ids: Sequence[str]) -> bool:
-        async with self._asking.turn:
+        async with self._poller.asking:
             # Read again, because time passed: a watch that begins during the question does not get its answer.
             watched = {run_id: tuple(self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
             if not watched:
                 return True
             task_ids = frozenset[str]().union(*(watch.task_ids for watches in watched.values() for watch in watches))
             asked = _told_apart(task_ids)
-            asked_at = self._asking.clock.now()
+            asked_at = self._poller.clock.now()
             try:
-                answers = [(some, await self._asking.ask(self._dag_id, list(watched), some)) for some in asked]
+                answers = [(some, await self._poller.ask(self._dag_id, list(watched), some)) for some in asked]
             except NoAnswerError:
                 self._runs_at_once = max(1, min(self._runs_at_once, len(watched)) // 2)
                 return False
             except CommsError:
                 return False
-            if self._asking.clock.now() - asked_at < POLL_SECONDS:
+            if self._poller.clock.now() - asked_at < POLL_SECONDS:
                 self._runs_at_once = min(max(self._runs_at_once, 2 * len(watched)), MAX_RUNS_IN_REQUEST)
         for run_id, watches in watched.items():
             # A run that was deleted is missing in the answer, and none of its tasks has a state.
@@ -368,6 +358,12 @@ SIGNALS_PREFIX: Final = "sqs_lease_failure."
 """With this begin the keys of all variables that are signals."""
 
 SIGNAL_DESCRIPTION: Final = "A work task of an SQS lease failed; its keeper deletes this variable at once."
+
+
+def are_reported() -> bool:
+    """Whether workers report failures, by signals and by what they leave, as Airflow's configuration says."""
+    wanted: bool = conf.getboolean(CONFIG_SECTION, REPORT_FAILURES_OPTION, fallback=True)
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

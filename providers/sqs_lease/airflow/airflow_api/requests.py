@@ -55,7 +55,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
 
-from sqs_lease.airflow.threads import AIRFLOW, XCOM_BACKEND
+from sqs_lease.daemon_threads import DaemonThreads
 
 try:
     # In the process that runs triggers, Airflow sets up this one and not the SDK's.
@@ -79,29 +79,8 @@ try:
 except ImportError:
     get_listener_manager = None  # type: ignore[assignment]
 
-__all__ = [
-    "DAG_FILE_MODULE",
-    "RETURN_VALUE_KEY",
-    "CommsError",
-    "NoAnswerError",
-    "RunOfTask",
-    "ask",
-    "default_args_of_open_dag",
-    "end_was_reported",
-    "listeners_hear_of_success",
-    "mapped_over",
-    "publish",
-    "pull",
-    "pull_plain_mapping",
-    "push_of_task",
-    "run_of",
-    "seal",
-    "stats",
-    "task_states",
-    "triggers_are_supported",
-    "triggers_publish_for_mapping",
-    "unseal",
-]
+__all__ = ["stats"]
+"""What is imported for others; everything public that is defined here is theirs as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +94,12 @@ ANSWER_SECONDS: Final = 10.0
 
 BACKEND_SECONDS: Final = 60.0
 """How long an XCom backend of the user's own may take to read one value."""
+
+_ASKING: Final = DaemonThreads(16, "sqs-lease asking Airflow")
+"""For questions where greenback is missing: more than there are questions at once."""
+
+_XCOM_BACKEND: Final = DaemonThreads(16, "sqs-lease XCom backend")
+"""For an XCom backend of the user's own: one that hangs stops no questions."""
 
 RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
@@ -259,7 +244,7 @@ async def publish(
         serialised = BaseXCom.serialize_value(value, key=key, **place)
     else:
         # A backend of the user's own may write to another service, and blocks while it does.
-        serialised = await XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
+        serialised = await _XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
     stored = {**place, "key": key, "value": serialised}
     if mapped_length is not None:
         stored["_mapped_length"] = mapped_length
@@ -298,7 +283,7 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
 
     Args:
         task: Any task of the same DAG run.
-        instance: Whose return value.
+        instance: The instance that returned it.
 
     Returns:
         The mapping; an empty one for any other value, and None if it returned nothing.
@@ -416,7 +401,7 @@ async def _deserialised_by_backend(stored: Any) -> Any:
     """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
-            return await XCOM_BACKEND.run(XCom.deserialize_value, stored)
+            return await _XCOM_BACKEND.run(XCom.deserialize_value, stored)
     except Exception as error:
         # A backend may raise anything; for the trigger it is a missing answer.
         raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
@@ -449,7 +434,7 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
 
 async def _without_blocking(method: Callable[..., _T], **arguments: Any) -> _T:
     if greenback is None:
-        return await AIRFLOW.run(partial(method, **arguments))
+        return await _ASKING.run(partial(method, **arguments))
     return await greenback.with_portal_run_sync(method, **arguments)
 
 
@@ -508,7 +493,7 @@ class RequestLimiter:
 
     The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same
     moment (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still
-    answers what nobody waits for any more. So requests queue here, where their time does not run yet. Requests that
+    answers what is no longer waited for. So requests queue here, where their time does not run yet. Requests that
     are made for all triggers together do not queue: there are only a few of them at any time.
 
     The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the

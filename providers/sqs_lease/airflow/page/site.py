@@ -2,7 +2,7 @@
 
 Nothing is known here: the files are the same for everybody, and are served without a login, as those of Airflow's own
 interface are. In the browser they ask Airflow's public REST API, with the session of the user who looks at them. So
-nobody sees more on the page than Airflow shows them elsewhere.
+users see no more on the page than Airflow shows them elsewhere.
 
 Airflow imports its plugins in each of its processes, tasks included. What serves files is imported by the first
 request, which only an API server gets.

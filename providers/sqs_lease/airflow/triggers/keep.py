@@ -1,13 +1,13 @@
 """The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
 
-It always begins in the same way (:mod:`sqs_lease.airflow.transfer.handover`): it adopts the leases in its arguments,
+It always begins in the same way (:mod:`sqs_lease.airflow.handover`): it adopts the leases in its arguments,
 less what the progress note says was settled, and with the deadlines that are known since. The next extension is made
 when the policy says so. How it ends:
 
 - Everything was settled (or lost): it publishes the report and ends its task as successful; or a worker does, where
   listeners such as OpenLineage's hear of successes, because Airflow tells them in workers only.
 - Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
-  without a retry (:func:`~sqs_lease.airflow.settlement.progress.why_it_fails`).
+  without a retry (:func:`~sqs_lease.airflow.settlement.settler.why_it_fails`).
 - The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
   is released, because the work goes on.
 - A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
@@ -29,6 +29,7 @@ from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     LONGEST_UNSIGNALLED_SECONDS,
     FailureSignals,
+    are_reported,
 )
 from sqs_lease.airflow.airflow_api.requests import (
     PATIENCE_SECONDS,
@@ -41,29 +42,41 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.failures.report import are_reported
-from sqs_lease.airflow.runtime import (
+from sqs_lease.airflow.handover import (
+    HANDED_KEY,
+    LEASE_KEY,
+    HandedLease,
+    OtherKeyError,
+    adopt,
+    hand_on,
+    note_end,
+)
+from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
+from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
+from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
+from sqs_lease.airflow.settlement.settler import (
+    AFTER_STALL_SECONDS,
+    PROGRESS_KEY,
+    Progress,
+    Settler,
+    read_progress,
+    why_it_fails,
+)
+from sqs_lease.airflow.triggers.shared import (
     DEFERRAL_SECONDS,
     SharedKeeper,
     TriggererKeepers,
     last_calls,
+    raises_type_errors_only,
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
-from sqs_lease.airflow.settlement.progress import PROGRESS_KEY, Progress, read_progress, why_it_fails
-from sqs_lease.airflow.settlement.rules import WorkTask
-from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS, Settler
-from sqs_lease.airflow.transfer.handover import ENDED, adopt, begins_again, hand_on, note_end
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError
-from sqs_lease.airflow.transfer.payload import PublishedMessages, load_lease, remove_files
-from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
-from sqs_lease.keeper.endings import cancelled_once, end_of
+from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
@@ -95,20 +108,22 @@ one has noted what it settled, and how long the leases last.
 """
 
 
-class _Kept(Enum):
-    """Whose a batch is after a user acted on its keeper."""
+class _AfterAction(Enum):
+    """What to do with a batch after a user acted on its keeper."""
 
-    NOBODY = "nobody's: it is released"
-    CLEARED = "nobody's, because its run receives another one: it is released"
-    NEXT_TRY = "that of the keeper's next try: it is extended once and left to it"
-    ELSEWHERE = "another trigger's, or nobody knows: it is left alone"
+    RELEASE = "no keeper will follow: note that it ended, and release it"
+    RELEASE_OF_CLEARED = (
+        "its run receives another batch: release it, without a note, which would be taken for the other's"
+    )
+    EXTEND = "the keeper's next try will adopt it: extend it once, and forget it"
+    LEAVE = "another trigger has it, or that is not known: forget it"
 
 
 class SqsLeaseKeeperTrigger(BaseTrigger):
     """Keeps and settles one batch.
 
     Args:
-        lease: What the sensor published, see :class:`~sqs_lease.airflow.transfer.lease.HandedLease`.
+        lease: What the sensor published, see :class:`~sqs_lease.airflow.handover.HandedLease`.
         receive_task_id: The sensor's task, whose return value has the messages.
         work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
         on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
@@ -183,7 +198,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         try:
             handed = await load_lease(self.lease, self._receiving(task))
         except OtherKeyError as error:
-            # A worker could read them when the task deferred, so one can give them back; nobody holds them meanwhile.
+            # A worker could read them when the task deferred, so one can give them back; they are not held meanwhile.
             logger.error("%s", error)  # noqa: TRY400 - the text says it all
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
             yield TriggerEvent({"error": str(error), "give_back": True})  # type: ignore[no-untyped-call]
@@ -206,7 +221,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             signals=listen_to,
             longest_pause_seconds=longest,
         ) as watch:
-            if not await self._settled_before_it_was_cleared(settler.run(watch), task, keepers, self._handed):
+            if not await settler.run(watch):
+                batch, self._batch = self._batch, None
+                if batch is not None:
+                    logger.info("The run was cleared: releasing what was held for it")
+                    # To its end, also when Airflow ends this trigger meanwhile: nothing else would release the rest.
+                    await end_of(asyncio.create_task(self._release(batch, self._handed)))
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
         if self._losses is not None:
@@ -236,35 +256,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         else:
             yield TaskSuccessEvent()
 
-    async def _settled_before_it_was_cleared(
-        self, settling: Coroutine[Any, Any, None], task: RunOfTask, keepers: TriggererKeepers, handed: HandedLease
-    ) -> bool:
-        """Settle, unless the receiving task is cleared: it receives again, and its new work is not about this batch.
-
-        Airflow does not end the trigger of a cleared task before that task is scheduled again. So this looks itself,
-        and releases the batch at once: for the new try, and before the end of new work could delete its messages.
-
-        Returns:
-            Whether everything was settled.
-        """
-        work = asyncio.create_task(settling)
-        cleared = asyncio.create_task(self._until_cleared(task, keepers))
-        try:
-            await asyncio.wait([work, cleared], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-                return True
-        finally:
-            for either in (cleared, work):
-                await cancelled_once(either)
-        cleared.result()
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            logger.info("The run was cleared: releasing what was held for it")
-            # To its end, also when Airflow ends this trigger meanwhile: nobody else would release the rest.
-            await end_of(asyncio.create_task(self._release(batch, handed)))
-        return False
-
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release what is held: no keeper follows."""
         await batch.release_all()
@@ -278,16 +269,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         await publish_span(
             handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts()
         )
-
-    async def _until_cleared(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
-        receiving = self._receiving(task)
-        with keepers.poller.watch(task.dag_id, task.run_id, [receiving.task_id]) as watch:
-            seen = 0
-            # Twice: an answer that lacks the task for any other reason must not give messages away.
-            while seen < 2:
-                states = await watch.next()
-                is_cleared = begins_again(receiving, states) or states.get(receiving.task_id) == "deferred"
-                seen = seen + 1 if is_cleared else 0
 
     @shielded
     async def cleanup(self) -> None:
@@ -317,8 +298,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """A user acted on the task, or a triggerer that stood still came back; one look at the states tells which.
 
-        - The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: nobody
-          will keep these leases, so they are released.
+        - The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: no
+          keeper will follow, so they are released.
         - The keeper alone was cleared, and its next try has not deferred: they are extended once, and left to it.
         - The keeper is deferred: another trigger has them, so they are left alone. So they are when this process stood
           still, when Airflow gives no answer, or before it is known what was settled: some of the messages may be other
@@ -335,19 +316,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task = run_of(self.task_instance)
         receiving = self._receiving(task)
         try:
-            kept = await self._kept_by_in_the_end(task, receiving, handed, keepers)
+            then = await self._decide_after_action(task, receiving, handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
             )
-            kept = _Kept.ELSEWHERE
-        if kept in (_Kept.NOBODY, _Kept.CLEARED):
+            then = _AfterAction.LEAVE
+        if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
             # Of a cleared run the note would take the place of one about the new batch.
-            if kept is _Kept.NOBODY:
+            if then is _AfterAction.RELEASE:
                 await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
             await self._release(batch, handed)
-        elif kept is _Kept.NEXT_TRY:
+        elif then is _AfterAction.EXTEND:
             await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
         else:
             batch.forget()
@@ -366,32 +347,32 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
 
-    async def _kept_by_in_the_end(
+    async def _decide_after_action(
         self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
-    ) -> _Kept:
-        """Ask whose the batch is until there is an answer. The keeper holds it meanwhile."""
+    ) -> _AfterAction:
+        """Ask what to do with the batch until there is an answer. The keeper holds it meanwhile."""
         ends_at = keepers.clock.now() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._kept_by(task, receiving, handed)
+                return await self._decide_by_states(task, receiving, handed)
             except NoAnswerError as error:
                 if keepers.clock.now() >= ends_at:
                     raise
                 logger.warning("Asking again who keeps the messages: %s", error)
 
-    async def _kept_by(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _Kept:
+    async def _decide_by_states(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _AfterAction:
         states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
         if begins_again(receiving, states):
-            return _Kept.CLEARED
+            return _AfterAction.RELEASE_OF_CLEARED
         state = states.get(task.task_id, "removed")
         if state in ENDED:
             note = await read_progress(receiving, handed.batch_id)
             has_ended = note is not None and len(note.settled) == handed.messages
             # Airflow had moved the trigger to another triggerer, and that one was told first.
-            return _Kept.ELSEWHERE if has_ended else _Kept.NOBODY
+            return _AfterAction.LEAVE if has_ended else _AfterAction.RELEASE
         if not await self._is_still_the_runs(receiving, handed):
-            return _Kept.CLEARED
-        return _Kept.ELSEWHERE if state == "deferred" else _Kept.NEXT_TRY
+            return _AfterAction.RELEASE_OF_CLEARED
+        return _AfterAction.LEAVE if state == "deferred" else _AfterAction.EXTEND
 
     async def _is_still_the_runs(self, receiving: RunOfTask, handed: HandedLease) -> bool:
         """Whether the receiving task has not received another batch already, which the keeper will get instead."""
@@ -451,7 +432,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         )
 
     async def _is_over(self, task: RunOfTask) -> bool:
-        """Whether all work has ended, so that a lease in doubt is not extended: nobody needs its message here."""
+        """Whether all work has ended, so that a lease in doubt is not extended: its message is not needed here."""
         work = [one["task_id"] for one in self.work]
         try:
             states = (await task_states(task.dag_id, [task.run_id], work)).get(task.run_id, {})
@@ -463,7 +444,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     def _with_extensions(self, written: WrittenBatch, clock: Clock) -> WrittenBatch:
         """What is written, with the extensions that were made while it was not known which messages were settled.
 
-        One whose deadline had passed by then is in doubt: somebody else may have received its message.
+        One whose deadline had passed by then is in doubt: another consumer may have received its message.
         """
         if self._batch is None:
             return written

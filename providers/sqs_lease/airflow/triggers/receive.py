@@ -3,10 +3,19 @@
 As its last act it extends the leases by the hand-off timeout and publishes two XComs of its task: ``lease``, what the
 keeper needs, and ``return_value``, the messages without their receipt handles. Then it ends the task as successful from
 the triggerer, without another worker slot. Nothing of the batch stays in this process
-(:mod:`sqs_lease.airflow.transfer.handover`).
+(:mod:`sqs_lease.airflow.handover`).
 
 When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it releases
 what it received. A trigger that resumes after its process was killed looks whether the one before it had come so far.
+
+:class:`Collector` does the receiving, here and in a task's own process (``worker.py``). What passes the filter is put
+into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as it comes; it never was part
+of the batch, so on a FIFO queue it holds nothing of its group back.
+
+A message that Airflow cannot publish would fail the whole batch, and one on which the filter raises an error may or may
+not match. Both are unusable: each is settled by itself, by the keeper's ``on_failure`` rule. It fails in the same way
+whenever it is received, so it is never released without a delay. On a FIFO queue it is a failed message: what is
+received behind it in its group is released and comes after it.
 """
 
 from __future__ import annotations
@@ -14,11 +23,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, TypeAlias, TypeVar
 
+from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.requests import (
@@ -30,10 +43,21 @@ from sqs_lease.airflow.airflow_api.requests import (
     pull,
     run_of,
 )
-from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, adopt, hand_on, warn_if_plain
 from sqs_lease.airflow.links import LINK_KEY
-from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.runtime import (
+from sqs_lease.airflow.payload import (
+    INLINE_BYTES,
+    BatchValue,
+    find_refused,
+    load_lease,
+    publishable,
+    published_bytes,
+    remove_files,
+    why_unpublishable,
+)
+from sqs_lease.airflow.triggers.shared import (
     DEFERRAL_SECONDS,
     SharedKeeper,
     TriggererKeepers,
@@ -41,25 +65,27 @@ from sqs_lease.airflow.runtime import (
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.airflow.transfer.handover import adopt, hand_on
-from sqs_lease.airflow.transfer.lease import HANDED_KEY, LEASE_KEY, HandedLease, PayloadError, warn_if_plain
-from sqs_lease.airflow.transfer.payload import (
-    PublishedMessages,
-    find_refused,
-    load_lease,
-    publishable,
-    remove_files,
-)
+from sqs_lease.clock import Clock
+from sqs_lease.core import policies
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.keeper.batch import Batch
+from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
+from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.policies import Growing, RenewalPolicy
+from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
+from sqs_lease.keeper.batch import Batch, KeeperClosedError
 from sqs_lease.keeper.endings import cancelled_once
+from sqs_lease.keeper.event_loop_rounds import RoundLimiter
+from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.lease_log import LeaseLog
-from sqs_lease.keeper.plain_leases import WrittenBatch
+from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import trace_of, traceparent_here
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import Transport
+from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +111,6 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self.options = ReceiveOptions(**options)
         self._keepers: TriggererKeepers | None = None
         self._shared_keeper: SharedKeeper | None = None
-        self._collector: Collector | None = None
         self._batch: Batch | None = None  # until it was handed on
         self._stored: HandedLease | None = None
         self._is_written = False
@@ -106,7 +131,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             if await self._was_handed_on(task, keepers):
                 yield TaskSuccessEvent()
                 return
-            found = await self._received(task, keepers)
+            collector = await self._received(task, keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -114,7 +139,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         except ValueError as error:
             yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
             return
-        if not found:
+        if collector is None:
             if self.options.skip_when_expired:
                 logger.info("No message of %s came in time: skipping", self.options.queue)
                 yield TaskSkippedEvent()
@@ -122,7 +147,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
-            await self._hand_on(task, keepers)
+            await self._hand_on(task, collector)
         except PayloadError as error:
             # Not only when this trigger ends: that is seconds later.
             await self._give_back()
@@ -151,8 +176,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             if stored is not None:
                 await remove_files(stored)
 
-    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Receive, and when cancelled wait for the polls under way: nobody would hold what they bring."""
+    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+        """Receive, and when cancelled wait for the polls under way: nothing else would hold what they bring."""
         receiving = keepers.loop.create_task(self._receive(task, keepers))
         try:
             return await asyncio.shield(receiving)
@@ -160,98 +185,70 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Receive until there is a batch; return False when the time is up without one."""
+    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+        """Receive until there is a batch; return None when the time is up without one."""
         shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
-        self._collector = collector = await Collector.open(
-            self.options.collecting(), shared_keeper.transport, keepers.clock
+
+        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
+            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, batch_id=self.options.batch_id)
+            return self._batch
+
+        collector = await Collector.open(
+            self.options,
+            shared_keeper.keeper,
+            shared_keeper.transport,
+            open_batch,
+            task,
+            traceparent_here(),
+            keepers.clock,
         )
-        self._batch = batch = self._open_batch(task, shared_keeper, collector)
-        return await collector.collect(
-            shared_keeper.keeper, batch, self.options.expires_at, most_bytes=self.options.most_bytes
-        )
+        return collector if await collector.collect(self.options.expires_at) else None
 
     async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
         if self._shared_keeper is None:
-            with translate_aws_errors(self.options.queue):
+            with translate_client_errors(self.options.queue):
                 self._shared_keeper = await keepers.acquire(connection)
         return self._shared_keeper
 
-    def _open_batch(self, task: RunOfTask, shared_keeper: SharedKeeper, collector: Collector) -> Batch:
-        return shared_keeper.open_batch(
-            collector.queue_url, collector.policy, self._happened, PublishedMessages(task), self.options.batch_id
-        )
-
-    async def _hand_on(self, task: RunOfTask, keepers: TriggererKeepers) -> None:
+    async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
-        What Airflow does not take is held again by this trigger. Once the leases are written, they are no longer this
-        trigger's: one that is cancelled then may have been moved to another triggerer, which finds them.
+        Once the leases are written, they are no longer this trigger's: one that is cancelled then may have been moved
+        to another triggerer, which finds them. What Airflow does not take is given back.
         """
-        batch, shared_keeper, collector = self._batch, self._shared_keeper, self._collector
-        if batch is None or shared_keeper is None or collector is None:
-            return
-        contents: dict[Receipt, Message] = {message.receipt: message for message in batch.messages()}
-        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, keepers.clock)
-        messages = [contents[lease.receipt] for lease in written.leases]
-        handed = HandedLease(
-            batch.queue_url,
-            collector.policy,
-            shared_keeper.connection,
-            written,
-            len(messages),
-            trace=await trace_of(messages, traceparent_here()),
-        )
         try:
-            logger.info("Received %d messages of %s", len(messages), handed.queue_url)
-            await self._publish(task, handed, messages)
-            self._batch = None
+            await self._publish(task, *await collector.hand_on())
         except asyncio.CancelledError:
-            self._batch = None
-            if not self._is_written:
-                self._hold_again(task, shared_keeper, collector, written, messages)
+            if self._is_written:
+                self._forget()
             raise
         except Exception as error:
-            batch = self._hold_again(task, shared_keeper, collector, written, messages)
-            if isinstance(error, NoAnswerError | PayloadError):
+            if isinstance(error, NoAnswerError | PayloadError) or self.options.payload is not None:
                 raise
-            if self.options.payload is not None or not await self._without_refused(task, collector, batch):
+            refused = await find_refused(collector.batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
+            if not refused or not await collector.settle_refused(refused):
                 raise
+            await self._hand_on(task, collector)
         else:
-            return
-        await self._hand_on(task, keepers)
+            self._forget()
 
-    def _hold_again(
-        self,
-        task: RunOfTask,
-        shared_keeper: SharedKeeper,
-        collector: Collector,
-        written: WrittenBatch,
-        messages: Sequence[Message],
-    ) -> Batch:
-        self._batch = batch = self._open_batch(task, shared_keeper, collector)
-        batch.adopt(written, messages)
-        return batch
+    def _forget(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.forget()
 
-    async def _publish(self, task: RunOfTask, handed: HandedLease, messages: Sequence[Message]) -> None:
-        handed, lease, published = await publishable(self.options.payload, handed, messages, task)
+    async def _publish(
+        self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
+    ) -> None:
         self._stored = handed
-        warn_if_plain(lease)
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
         await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
-        mapped_length = len(messages) if self.options.mapped_over else None
+        mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # Named otherwise, so the task itself could not know the link.
             await self._publish_link(task, link)
-
-    async def _without_refused(self, task: RunOfTask, collector: Collector, batch: Batch) -> bool:
-        """Settle messages that Airflow refuses by themselves; return whether there were any, and others are left."""
-        refused = await find_refused(batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
-        if refused:
-            await collector.settle_refused(batch, refused)
-        return bool(refused) and batch.count_held() > 0
 
     async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
         """Whether this try had handed its batch on before its process was killed; if only in part, give that back.
@@ -271,10 +268,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
         shared_keeper = await self._acquired(keepers, handed.connection)
-        source = PublishedMessages(task, handed.manifest_uri)
-        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened, source)
+        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened)
         self._stored = handed
-        logger.warning("This task had received %d messages, and could not hand them on: receiving anew", len(leases))
+        logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
         await self._give_back()
         return False
@@ -293,3 +289,464 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
     def _happened(self, event: LeaseEvent) -> None:
         # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
         self._log_context.run(self._lease_log.happened, event)
+
+
+LAST_SETTLEMENTS_SECONDS: Final = 10.0
+"""How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
+
+_SLOW_RELEASE: Final = backoff()
+"""How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+
+_CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
+
+_NAMED_IN_LOG: Final = 5
+"""How many messages one line of the log names."""
+
+
+OpenBatch: TypeAlias = Callable[[str, RenewalPolicy], Batch]
+"""Opens the batch, by its queue's URL and its policy."""
+
+Published: TypeAlias = tuple[HandedLease, dict[str, Any], BatchValue]
+"""What the keeper of a batch adopts, the same as plain values, and what stands for the messages."""
+
+
+class Collector:
+    """Receives one batch, and holds it until it is handed on. Made by :meth:`open`.
+
+    Attributes:
+        queue_url: The queue.
+        policy: The renewal policy, with its visibility timeout.
+        batch: The batch.
+    """
+
+    def __init__(
+        self,
+        options: ReceiveOptions,
+        keeper: Keeper,
+        open_receiver: Callable[[], Receiver],
+        open_batch: OpenBatch,
+        policy: RenewalPolicy,
+        opened_filter: OpenFilter | None,
+        receiving: RunOfTask,
+        received_in: str,
+        clock: Clock,
+    ) -> None:
+        self._receiver = open_receiver()
+        self.queue_url = self._receiver.queue_url
+        self.policy = policy
+        self._options = options
+        self._lease = options.lease()
+        self._keeper = keeper
+        self._open_receiver = open_receiver
+        self._open_batch = open_batch
+        self._filter = opened_filter
+        self._unmatched_rule: UnmatchedRule = (
+            expire() if options.unmatched is None else decode_unmatched(options.unmatched)
+        )
+        self._receiving = receiving
+        self._received_in = received_in
+        self._clock = clock
+        self._random = Random()
+        self._sorting: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
+        self._bytes_left: int | None = None
+        self._stopped = False
+        self.batch = open_batch(self.queue_url, policy)
+
+    @classmethod
+    async def open(
+        cls,
+        options: ReceiveOptions,
+        keeper: Keeper,
+        transport: Transport,
+        open_batch: OpenBatch,
+        receiving: RunOfTask,
+        received_in: str,
+        clock: Clock,
+    ) -> Collector:
+        """Look up the queue, and decide how to hold its messages.
+
+        Args:
+            options: What the batch is to be.
+            keeper: Holds what is received.
+            transport: How the queue is reached.
+            open_batch: Opens the batch with that keeper.
+            receiving: The task that receives.
+            received_in: The task's span, as W3C trace context.
+            clock: The keeper's clock.
+
+        Raises:
+            SqsError: The queue cannot be used.
+            ValueError: An option is out of range, or ``queue`` is not a queue name, URL or ARN.
+        """
+        queue_url = await transport.queue_url(options.queue)
+        attributes = await transport.queue_attributes(queue_url)
+        policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
+        if (risk := takeover_risk(policy)) is not None:
+            logger.warning("Leases of %s are at risk: %s", queue_url, risk)
+        # Rounded up: a lease that lasts longer than believed does no harm.
+        visibility_seconds = math.ceil(policy.visibility_seconds)
+        open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
+        opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
+        return cls(options, keeper, open_receiver, open_batch, policy, opened, receiving, received_in, clock)
+
+    async def collect(self, wait_until: float) -> bool:
+        """Receive until something is in the batch, or the time is up.
+
+        Nothing more is asked for once the batch is as large as XComs may be. Up to ten polls may be on their way then,
+        and what they bring is part of the batch too: to give it back would count as one more receive of those messages.
+
+        Args:
+            wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
+
+        Returns:
+            Whether something is in the batch.
+
+        Raises:
+            SqsError: Nothing can be received.
+        """
+        aside = self._keeper.open_batch(self.queue_url, policy=self.policy)
+
+        def on_received(reception: Reception) -> None:
+            self._received(reception, aside)
+
+        try:
+            while not self._stopped:
+                # A stopped receiver does not start again: the last batch, or one that was lost, ended by its size.
+                self._receiver = self._open_receiver()
+                self._bytes_left = self._options.most_bytes
+                collected = await self._receiver.collect(
+                    self._lease.max_messages,
+                    wait=max(wait_until - self._clock.wall(), 0.0),
+                    linger=self._lease.linger_seconds,
+                    on_received=on_received,
+                )
+                await self._sorted()
+                if collected.error is not None:
+                    logger.warning("Took only %d messages: %s", len(collected.messages), collected.error)
+                if self.batch.count_held():
+                    return True
+                if self._clock.wall() >= wait_until:
+                    return False
+            return False
+        finally:
+            # What was received before an error, or before the end, is held or settled like everything else.
+            await self._sorted()
+            if self._filter is not None:
+                self._filter.close()
+            if self._settling:
+                await asyncio.wait(self._settling, timeout=LAST_SETTLEMENTS_SECONDS)
+            self._keeper.drop(aside)
+            self._log_unusable()
+
+    async def hand_on(self) -> Published:
+        """Extend every lease once by the hand-off timeout, and make the batch publishable.
+
+        It is held on until that was published, without a call: what Airflow does not take can be given back.
+
+        Raises:
+            PayloadError: The batch cannot be stored.
+        """
+        contents = {message.receipt: message for message in self.batch.messages()}
+        written = await hand_on(self.batch, self.policy, self._options.handoff_timeout_seconds, self._clock)
+        messages = [contents[lease.receipt] for lease in written.leases]
+        self.batch = self._open_batch(self.queue_url, self.policy)
+        await adopt(self.batch, written.leases_now(self._clock, self.queue_url), RoundLimiter(), messages)
+        connection = AwsConnection.decode(self._options.connection)
+        trace = await trace_of(messages, self._received_in)
+        handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)
+        logger.info("Received %d messages of %s", len(messages), self.queue_url)
+        handed, lease, value = await publishable(self._options.payload, handed, messages, self._receiving)
+        warn_if_plain(lease)
+        return handed, lease, value
+
+    async def settle_refused(self, refused: Collection[str]) -> bool:
+        """Settle messages that Airflow refused by themselves, as those that it is known to refuse.
+
+        Args:
+            refused: Their ids.
+
+        Returns:
+            Whether others are left.
+        """
+        why = "Airflow refused it, and took others; its API server's log may say more"
+        settlements = self._settlements(self.batch.messages(), lambda one: why if one.message_id in refused else None)
+        self._log_unusable()
+        await self._settle(self.batch, settlements, _CANNOT_BE_USED)
+        return self.batch.count_held() > 0
+
+    def stop(self) -> None:
+        """Stop receiving: a collection under way ends with what it has, once its polls are answered."""
+        self._stopped = True
+        self._receiver.stop()
+
+    def _received(self, reception: Reception, aside: Batch) -> None:
+        if self._filter is None:
+            self._take(partial(_hold, reception), reception.messages, aside, {})
+        else:
+            sorting = self._sort(self._filter, reception, aside)
+            task = asyncio.get_running_loop().create_task(sorting)
+            self._sorting.add(task)
+            task.add_done_callback(self._sorting.discard)
+
+    async def _sort(self, opened_filter: OpenFilter, reception: Reception, aside: Batch) -> None:
+        # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
+        unsorted = self._keeper.open_batch(self.queue_url, policy=self.policy)
+        _hold(reception, unsorted, reception.messages)
+        answers = await opened_filter.answers(reception.messages)
+        hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
+        self._keeper.drop(unsorted)
+        answered = list(zip(reception.messages, answers, strict=True))
+        undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
+        passed = [message for message, answer in answered if answer is not False]
+        others = [message for message, answer in answered if answer is False]
+        self._take(hold, passed, aside, undecided)
+        if others:
+            reason = "it does not match message_filtering of the task that received it"
+            settlements = {
+                message.receipt: self._settlement(self._unmatched_rule, message, reason) for message in others
+            }
+            self._settle_aside(hold, others, settlements, aside, "do not match")
+
+    def _take(
+        self,
+        hold: Callable[[Batch, Sequence[Message]], None],
+        messages: Sequence[Message],
+        aside: Batch,
+        undecided: Mapping[Receipt, str],
+    ) -> None:
+        """Hold the messages that can be used, and settle the others; the filter says why it cannot decide on some."""
+        settlements = self._settlements(
+            messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
+        )
+        taken = [message for message in messages if message.receipt not in settlements]
+        hold(self.batch, taken)
+        if self._bytes_left is not None:
+            self._bytes_left -= sum(map(published_bytes, taken))
+            if self._bytes_left <= 0:
+                self._receiver.stop()
+        if settlements:
+            others = [message for message in messages if message.receipt in settlements]
+            self._settle_aside(hold, others, settlements, aside, _CANNOT_BE_USED)
+
+    def _settlements(
+        self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
+    ) -> dict[Receipt, Settlement]:
+        """What becomes of messages that cannot be used, and on a FIFO queue of those behind them."""
+        settlements: dict[Receipt, Settlement] = {}
+        waiting_groups: set[str | None] = set()
+        for message in messages:
+            settlement: Settlement
+            if (why := why_not(message)) is not None:
+                self._unusable.setdefault(why, []).append(message.message_id)
+                settlement = self._settlement(self._lease.on_failure, message, why)
+                if isinstance(settlement, Release):
+                    settlement = self._slowed(message, settlement)
+            elif message.message_group_id in waiting_groups:
+                settlement = self._slowed(message, Release())
+            else:
+                continue
+            settlements[message.receipt] = settlement
+            if self.queue_url.endswith(FIFO_SUFFIX) and not isinstance(settlement, DeadLetter):
+                waiting_groups.add(message.message_group_id)
+        return settlements
+
+    def _why_unpublishable(self, message: Message) -> str | None:
+        why = why_unpublishable(message, stored=self._options.payload is not None)
+        return None if why is None else f"Airflow cannot publish it: {why}"
+
+    def _slowed(self, message: Message, settlement: Release) -> Release:
+        """A release that keeps the message away for a while, longer with each time that it was received."""
+        slow = self._settlement(_SLOW_RELEASE, message, "")
+        return slow if isinstance(slow, Release) and slow.delay_seconds > settlement.delay_seconds else settlement
+
+    def _settlement(self, rule: UnmatchedRule, message: Message, reason: str) -> Settlement:
+        return rule.settlement(receive_count=message.receive_count, reason=reason, random=self._random)
+
+    def _log_unusable(self) -> None:
+        unusable, self._unusable = self._unusable, {}
+        for why, message_ids in unusable.items():
+            logger.error(
+                "%d messages of %s cannot be used, and were settled by themselves: %s (%s)",
+                len(message_ids),
+                self.queue_url,
+                why,
+                ", ".join(message_ids[:_NAMED_IN_LOG]),
+            )
+
+    async def _sorted(self) -> None:
+        """Wait until everything that was received is held or being settled."""
+        while self._sorting:
+            await asyncio.wait(self._sorting)
+
+    def _settle_aside(
+        self,
+        hold: Callable[[Batch, Sequence[Message]], None],
+        messages: Sequence[Message],
+        settlements: Mapping[Receipt, Settlement],
+        aside: Batch,
+        what: str,
+    ) -> None:
+        """Begin to settle messages that do not go into the batch."""
+        hold(aside, messages)
+        settling = asyncio.get_running_loop().create_task(self._settle(aside, settlements, what))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+    async def _settle(self, aside: Batch, settlements: Mapping[Receipt, Settlement], what: str) -> None:
+        # One that came once more meanwhile is settled by its newer receipt.
+        held = {receipt: settlement for receipt, settlement in settlements.items() if aside.holds(receipt)}
+        try:
+            # No task works on these, so nothing has to wait for another one.
+            outcomes = await aside.settle(held, in_order=False)
+        except KeeperClosedError:
+            return
+        counts = Counter(settled.outcome.value for settled in outcomes.values())
+        logger.info(
+            "%d messages of %s %s: %s",
+            len(settlements),
+            self.queue_url,
+            what,
+            ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+        )
+
+
+def _hold(reception: Reception, batch: Batch, messages: Sequence[Message]) -> None:
+    batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
+
+
+def _hold_on(
+    reception: Reception, leases: Sequence[Lease], visibility_seconds: float, batch: Batch, messages: Sequence[Message]
+) -> None:
+    """Hold messages that were held since they were received; those whose leases were lost meanwhile are left out."""
+    held = {lease.receipt: lease for lease in leases}
+    messages = [message for message in messages if message.receipt in held]
+    as_received = reception.sent_at + visibility_seconds
+    if any(lease.doubtful or lease.deadline > as_received for lease in leases):
+        batch.adopt([held[message.receipt] for message in messages], messages)
+    else:
+        _hold(reception, batch, messages)
+
+
+TAKEOVER_MARGIN_SECONDS: Final = 30.0
+"""How long a takeover takes beyond Airflow's threshold where processors are free: heartbeats, the start of triggers."""
+
+LOADED_TAKEOVER_MARGIN_SECONDS: Final = 120.0
+"""The same where they are not: 111 s were seen on two processors at a load of 15 (Airflow 3.3.2, 141 s in all)."""
+
+_Policy = TypeVar("_Policy", bound=RenewalPolicy)
+
+
+class ShortVisibilityWarning(UserWarning):
+    """A lease can run out while another triggerer takes over: its visibility timeout is too short for that."""
+
+
+def takeover_seconds(margin_seconds: float = TAKEOVER_MARGIN_SECONDS) -> float:
+    """How long no process extends a lease when its triggerer dies, at this installation's settings.
+
+    Its triggers are given to another one after ``[triggerer] triggerer_health_check_threshold`` (30 s by default), and
+    then it takes until the next heartbeats and the start of the triggers before a lease is extended again: 21 to 40 s
+    altogether where that was measured on free processors, 73 to 141 s on busy ones.
+
+    Args:
+        margin_seconds: How long it takes beyond the threshold.
+    """
+    threshold = conf.getfloat("triggerer", "triggerer_health_check_threshold", fallback=30.0)
+    return float(threshold) + margin_seconds
+
+
+def default_visibility_seconds(policy: RenewalPolicy) -> int:
+    """The shortest visibility timeout of which the policy leaves enough for a takeover on a busy machine."""
+    return policies.default_visibility_seconds(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS))
+
+
+def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
+    """Return the policy with a visibility timeout, by default one that survives a takeover on a busy machine.
+
+    Args:
+        policy: The policy; one with a visibility timeout of its own is returned as it is.
+        queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
+    """
+    return policies.with_visibility(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS), queue_seconds)
+
+
+def takeover_risk(policy: RenewalPolicy) -> str | None:
+    """Say why leases could run out during a takeover, for people; None if they outlive it, or are never extended.
+
+    It speaks of takeovers where processors are free: a shorter timeout than the default may be meant.
+
+    Args:
+        policy: The policy, with its visibility timeout.
+    """
+    left, needed = policies.seconds_left_at_worst(policy), takeover_seconds()
+    if left is None or left >= needed - 1e-9:
+        return None
+    return (
+        f"a visibility timeout of {policy.visibility_seconds:g} s with {type(policy).__name__} leaves {left:g} s at "
+        f"worst when a triggerer dies, but another one needs up to {needed:g} s to take over ([triggerer] "
+        f"triggerer_health_check_threshold and {TAKEOVER_MARGIN_SECONDS:g} s): others could receive the messages while "
+        f"the DAG works on them. Leave visibility out, or use Growing with at least "
+        f"{policies.default_visibility_seconds(Growing(), needed)} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveOptions:
+    """The options of one receive, as the plain values that Airflow stores for a trigger.
+
+    Attributes:
+        queue: The queue's URL, name or ARN.
+        batch_id: Names the batch for its keeper.
+        connection: How AWS is reached, as :meth:`AwsConnection.encode` gives it.
+        policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
+        max_messages: Most messages.
+        linger_seconds: How long to wait for more after the first.
+        deferred_at: When the task deferred, in seconds since the epoch.
+        expires_at: Until when to wait for a first message, in seconds since the epoch.
+        skip_when_expired: Whether the task is then skipped instead of failed.
+        keeper_task_id: The keeper's task in the same run.
+        handoff_timeout_seconds: How long the batch is held for the keeper.
+        mapped_over: Whether a task is expanded over the messages.
+        payload: Where messages and leases are stored; None publishes them as XComs.
+        filter: The arguments of a ``MessageFilter``; None lets every message through.
+        unmatched: What becomes of the others, as ``encode_unmatched()`` gives it; None leaves them alone.
+        on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
+            publish is settled by it.
+    """
+
+    queue: str
+    batch_id: str
+    connection: dict[str, Any]
+    policy: dict[str, Any]
+    max_messages: int
+    linger_seconds: float
+    deferred_at: float
+    expires_at: float
+    skip_when_expired: bool
+    keeper_task_id: str
+    handoff_timeout_seconds: float
+    mapped_over: bool
+    payload: str | None = None
+    filter: dict[str, Any] | None = None
+    unmatched: dict[str, Any] | None = None
+    on_failure: dict[str, Any] = field(default_factory=lambda: encode_failure_rule(release()))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The size at which the batch ends, in bytes; None if it is stored."""
+        return INLINE_BYTES if self.payload is None else None
+
+    def lease(self) -> LeaseOptions:
+        """How messages are received and held, those that do not match included; ``on_failure`` is for unusable ones.
+
+        Raises:
+            ValueError: An option is out of range.
+            TypeError: One is of another type.
+        """
+        return LeaseOptions.of(
+            max_messages=self.max_messages,
+            linger=self.linger_seconds,
+            policy=decode_policy(self.policy),
+            on_failure=decode_failure_rule(self.on_failure),
+        )

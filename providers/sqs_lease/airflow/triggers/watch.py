@@ -25,14 +25,19 @@ from typing import Any, Final, Self
 from airflow.sdk import Asset
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from sqs_lease.airflow.aws_connection import AwsConnection, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.dag_file import check_queue, refuse_sensor_options
-from sqs_lease.airflow.metrics import PollAge
-from sqs_lease.airflow.runtime import SharedKeeper, TriggererKeepers, triggerer_keepers
 from sqs_lease.airflow.triggers.pace import Pace, QueueCounts
-from sqs_lease.airflow.triggers.stored_arguments import raises_type_errors_only
+from sqs_lease.airflow.triggers.shared import (
+    PollAge,
+    SharedKeeper,
+    TriggererKeepers,
+    raises_type_errors_only,
+    triggerer_keepers,
+)
 from sqs_lease.clock import Clock
 from sqs_lease.core.durations import Duration, seconds_of
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.errors import QueueNotFoundError, SqsError
 
 logger = logging.getLogger(__name__)
@@ -233,7 +238,7 @@ class _Poll:
 
     async def _count(self) -> CountedQueue:
         if self._shared_keeper is None:
-            with translate_aws_errors(self._queue):
+            with translate_client_errors(self._queue):
                 self._shared_keeper = await self._keepers.acquire(self._connection)
         transport = self._shared_keeper.transport
         if self._queue_url is None:

@@ -14,9 +14,8 @@ from pydantic import Field, model_validator
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
-from sqs_lease.dagster.components.scaffolding import IngestionScaffolder
-from sqs_lease.dagster.spark import ingest_with_spark
-from sqs_lease.dagster.table_metadata import storage_kind, table_metadata
+from sqs_lease.dagster.components.options import IngestionScaffolder
+from sqs_lease.dagster.spark import ingest_with_spark, storage_kind, table_metadata
 from sqs_lease.ingestion.spec import SINKS, SOURCES, VERSION, IngestionSpec, Kind
 
 KIND: Final = "kind"

@@ -1,8 +1,12 @@
-"""Blocks of keys that components share: the queue, the lease, retries, the sensor and the check of the backlog."""
+"""Blocks of keys that components share: the queue, the lease, retries, the sensor and the check of the backlog.
+
+And what `dg scaffold` writes for a component: a ``defs.yaml`` to be filled in, which can be loaded as it is.
+"""
 
 # Dagster reads the annotations of these models, so this module has no postponed ones.
 
 import math
+from pathlib import Path
 from typing import Any, Final, Self
 
 import dagster as dg
@@ -14,6 +18,48 @@ from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.keeper import options
 from sqs_lease.sqs.validation import queue_reference
+
+_TEMPLATES: Final = Path(__file__).parent
+
+
+class TemplateScaffolder(dg.Scaffolder):
+    """Writes the template of a component, the file beside this one that a subclass names; scaffolders have no state."""
+
+    template: str = ""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        """Write it; for Python, what Dagster writes for every component."""
+        if request.scaffold_format != "yaml":
+            dg.scaffold_component(request, {})
+            return
+        text = (_TEMPLATES / self.template).read_text(encoding="utf-8").replace("TYPE", request.type_name)
+        file = request.target_path / "defs.yaml"
+        file.write_text(f"{file.read_text(encoding='utf-8')}---\n{text}" if request.append else text, encoding="utf-8")
+
+
+class QueueScaffolder(TemplateScaffolder):
+    """Of a queue."""
+
+    template = "queue.yaml"
+
+
+class FunctionScaffolder(TemplateScaffolder):
+    """Of an asset by a Python function."""
+
+    template = "function.yaml"
+
+
+class IngestionScaffolder(TemplateScaffolder):
+    """Of an asset by Spark."""
+
+    template = "ingestion.yaml"
+
+
+class BacklogSensorScaffolder(TemplateScaffolder):
+    """Of a sensor."""
+
+    template = "backlog_sensor.yaml"
+
 
 COMPONENT: Final = "component"
 

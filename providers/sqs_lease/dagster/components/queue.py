@@ -1,4 +1,4 @@
-"""A queue declared in YAML once: as a resource for Python code, and for the other components to name."""
+"""A queue declared in YAML once, for Python code and other components to name; and a sensor of a queue's backlog."""
 
 # Dagster reads the annotations of these models, so this module has no postponed ones.
 
@@ -8,8 +8,14 @@ import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
 from sqs_lease.dagster._internals import component_at
-from sqs_lease.dagster.components.options import QueueOptions, errors_at_keys_of_a_queue
-from sqs_lease.dagster.components.scaffolding import QueueScaffolder
+from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
+from sqs_lease.dagster.components.options import (
+    BacklogSensorOptions,
+    BacklogSensorScaffolder,
+    QueueOptions,
+    QueueScaffolder,
+    errors_at_keys_of_a_queue,
+)
 from sqs_lease.dagster.resource import SqsQueueResource
 
 
@@ -60,3 +66,30 @@ def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQue
     if not isinstance(found, SqsQueueComponent):
         raise TypeError(f"queue.component: {queue.component!r} is a {type(found).__name__}, not a SqsQueueComponent")
     return found.get_resource()
+
+
+@dg.scaffold_with(BacklogSensorScaffolder)
+class SqsBacklogSensorComponent(dg.Component, BacklogSensorOptions):
+    """Starts runs of assets when messages wait; it receives none. See ``build_sqs_backlog_sensor``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(description="The sensor's name.")
+    queue: QueueOptions = Field(description="The queue.", json_schema_extra=errors_at_keys_of_a_queue)
+    target: str = Field(description="The assets to run, as a selection: orders, group:shop, key:shop/*.")
+    messages_per_run: int | None = Field(
+        default=None, description="How many messages one run takes; needed with more than one concurrent run."
+    )
+    run_tags: dict[str, str] = Field(default={}, description="Tags of the runs.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The sensor."""
+        sensor = build_sqs_backlog_sensor(
+            self.name,
+            resource_of(self.queue, context),
+            self.target,
+            messages_per_run=self.messages_per_run,
+            run_tags=self.run_tags,
+            **self.arguments(),
+        )
+        return dg.Definitions(sensors=[sensor])

@@ -9,22 +9,26 @@ The files of a batch, all directly in its directory:
 The holder of the leases may keep files of its own beside them (:meth:`BatchFolder.put`). There is no receipt handle in
 those above, so their readers can neither delete nor release a message.
 
-Nothing here knows an orchestrator: a path is anything like :class:`pathlib.Path`, for example a ``UPath`` of an object
-store. Paths of the local file system must be ``pathlib.Path`` itself. Everything blocks. The messages need the extra
-``manifest``; it is imported where they are written or read.
+A *workspace* is a directory with those of many runs, which all of their processes share. The executor makes one in it
+for its run, and removes later what a crash left.
+
+Nothing here knows an orchestrator. Everything blocks. The messages need the extra ``manifest``; it is imported where
+they are written or read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
@@ -34,6 +38,79 @@ from sqs_lease.core.messages import Message
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
+
+
+def check_workspace(workspace: object, whose: str) -> None:
+    """Check a workspace when it is set.
+
+    Args:
+        workspace: An absolute path.
+        whose: What it is the workspace of, for the error.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is something else than an absolute path.
+    """
+    if not isinstance(workspace, str):
+        raise TypeError(f"workspace of {whose} must be a text, the absolute path of a directory, not {workspace!r}")
+    if not workspace.startswith("/"):
+        raise ValueError(
+            f"workspace of {whose} must be the absolute path of a directory that all processes of its runs share, not "
+            f"{workspace!r}: they need not have the same working directory. An object store will not do: messages and "
+            "receipt handles are written there for their owner alone, and its readers could delete the messages"
+        )
+
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "run-"
+
+LEFT_OVER_AFTER_SECONDS: Final = 24 * 3600.0
+"""Twice as long as SQS lets anybody hold a message: a process that still works on these files has lost all of it."""
+
+
+def run_batch_id(run_id: str) -> str:
+    """Name the batch of a run."""
+    return f"{_PREFIX}{run_id}"
+
+
+def run_batch_path(workspace: str, run_id: str) -> str:
+    """Return where the batch of a run is."""
+    return f"{workspace.rstrip('/')}/{run_batch_id(run_id)}"
+
+
+def is_run_batch(path: str) -> bool:
+    """Whether a batch is one that the executor received, by where it is."""
+    return path.rstrip("/").rpartition("/")[2].startswith(_PREFIX)
+
+
+def remove_left_over(workspace: str) -> int:
+    """Remove the batches of runs whose worker was killed, once nobody can hold their messages any more.
+
+    What cannot be removed is logged: nothing depends on it.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    oldest = time.time() - LEFT_OVER_AFTER_SECONDS
+    try:
+        for path in listed(Path(workspace)):
+            if path.name.startswith(_PREFIX) and _written_at(path) < oldest:
+                BatchFolder(path).remove()
+                removed += 1
+    except OSError as error:
+        logger.warning("Old batches in %s cannot be removed (%s: %s)", workspace, type(error).__name__, error)
+    return removed
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return (path / MESSAGES).stat().st_mtime
+    except FileNotFoundError:
+        # Not yet written, or removed by somebody else meanwhile.
+        return float("inf")
+
 
 MESSAGES: Final = "messages.parquet"
 """The file with the messages."""
@@ -100,17 +177,17 @@ class BatchFolder:
     """The directory of one batch.
 
     Args:
-        path: The directory; a :class:`pathlib.Path` where it is of the local file system.
+        path: The directory.
     """
 
-    def __init__(self, path: Any) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     def __str__(self) -> str:
         return str(self.path)
 
     def create(self, *, batch_id: str, queue_url: str, messages: Sequence[Message]) -> None:
-        """Write the messages; the directory is made, for its owner alone where it is local.
+        """Write the messages; the directory is made, for its owner alone.
 
         Args:
             batch_id: Names the batch.
@@ -141,7 +218,8 @@ class BatchFolder:
             raise BatchFolderError(
                 f"{self.path / MESSAGES} is not there, seen from {socket.gethostname()}. It is removed when the "
                 "batch's messages were settled. If the run that works on them is under way, its steps do not reach "
-                f"them: {self._remedy()}"
+                "them: steps in other containers or on other machines than the receiver need a shared volume at the "
+                "same path"
             ) from error
         except ManifestError as error:
             raise BatchFolderError(str(error)) from error
@@ -197,17 +275,12 @@ class BatchFolder:
     def put(self, name: str, content: bytes) -> None:
         """Write a small file. Its readers see all of it, or what was there before.
 
-        On a local path it can be read by its owner alone; the directory is made where it is missing.
+        It can be read by its owner alone; the directory is made where it is missing.
 
         Raises:
             OSError: It cannot be written.
         """
         self._make()
-        if not isinstance(self.path, Path):
-            # One request of an object store, which shows it when it is whole.
-            with (self.path / name).open("wb") as file:
-                file.write(content)
-            return
         descriptor, temporary = tempfile.mkstemp(prefix=f".{name[:50]}-", dir=self.path)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -223,12 +296,10 @@ class BatchFolder:
         Raises:
             OSError: It cannot be read.
         """
-        _forget_what_was_seen(self.path)
         try:
-            content: bytes = (self.path / name).read_bytes()
+            return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
-        return content
 
     def remove(self) -> None:
         """Remove the directory and all its files; it need not be there.
@@ -238,20 +309,11 @@ class BatchFolder:
         """
         for path in listed(self.path):
             path.unlink(missing_ok=True)
-        if isinstance(self.path, Path) and self.path.exists():
+        if self.path.exists():
             self.path.rmdir()
 
-    def _remedy(self) -> str:
-        if isinstance(self.path, Path):
-            return (
-                "steps in other containers or on other machines than the receiver need a workspace that all "
-                "reach, which is a prefix of an object store (s3://bucket/prefix) or a shared volume at the same path"
-            )
-        return "check that they have the same workspace, endpoint and permissions as the receiver"
-
     def _make(self) -> None:
-        # Object stores have no directories to make.
-        if isinstance(self.path, Path) and not self.path.is_dir():
+        if not self.path.is_dir():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
 
@@ -265,25 +327,16 @@ class BatchFolder:
             ) from error
 
 
-def listed(path: Any) -> list[Any]:
+def listed(path: Path) -> list[Path]:
     """Return what is in a directory, in the order of the names; nothing where it is not there.
 
     Raises:
         OSError: It cannot be read.
     """
-    _forget_what_was_seen(path)
     try:
         return sorted(path.iterdir(), key=str)
-    except (FileNotFoundError, NotADirectoryError):
-        # A store that has no directories says the latter of a prefix that nothing has.
+    except FileNotFoundError:
         return []
-
-
-def _forget_what_was_seen(path: Any) -> None:
-    """Have an object store asked again: what others wrote since would be missing, or cut at its former size."""
-    store = getattr(path, "fs", None)
-    if store is not None:
-        store.invalidate_cache()
 
 
 def _file_name(name: str) -> str:

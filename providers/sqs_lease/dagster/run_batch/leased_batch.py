@@ -3,27 +3,41 @@
 A step has them by :meth:`SqsQueueResource.lease <sqs_lease.dagster.resource.SqsQueueResource.lease>`, like messages
 that it receives itself, and may treat them alike. What it settles is written down, and carried out when the run ends:
 other steps work on the same messages.
+
+**A step ends with its run worker.** Dagster's multiprocess executor starts a process for each step. Where the run
+worker is killed, these live on, for as long as their work takes, while Dagster has the run down as failed. The messages
+that the run worker held come back by themselves then, so a step must not go on: within the block its process is ended.
+A step that the run worker did not start, in another container or on another machine, cannot see whether it is gone. So
+:func:`is_of_run_worker` tells the one from the other, and the latter is refused the batch.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, add_metadata, step_key
+from sqs_lease.dagster._internals import Context, add_metadata, run_worker, step_key
 from sqs_lease.dagster.metadata import work_metadata
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
-from sqs_lease.dagster.run_batch.parent_watch import ended_with_run_worker, is_of_run_worker
-from sqs_lease.dagster.run_batch.run_folders import is_run_batch, run_batch_id, workspace_path
+from sqs_lease.dagster.run_batch.folder import (
+    BatchFolder,
+    BatchFolderError,
+    PieceOfWork,
+    Raised,
+    is_run_batch,
+    run_batch_id,
+)
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
 from sqs_lease.sqs.validation import queue_reference
@@ -33,8 +47,80 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_runs: Final[set[str]] = set()
+"""The runs that this process is the worker of, by their ids."""
+
+INTERRUPTED_SECONDS: Final = 3.0
+"""How long a step may take to end by the interruption."""
+
+EXIT_CODE: Final = 70
+"""What an orphan exits with, that nobody waits for."""
+
+
+@contextmanager
+def ended_with_run_worker() -> Iterator[None]:
+    """Within the block, end this process if it is a step's and its run worker ends.
+
+    First the step is interrupted, as it is when its run is terminated: so it also stops what it started itself, such
+    as the process behind a Pipes client. Whatever it does, after :data:`INTERRUPTED_SECONDS` the process exits on the
+    spot and runs nothing more: code that catches the interruption, or waits where none reaches it, must not go on.
+    """
+    worker = run_worker()
+    if worker is None:
+        yield
+        return
+    left, leave = multiprocessing.Pipe(duplex=False)
+    thread = threading.Thread(
+        target=_watch, args=(worker.sentinel, left), name="sqs-lease run worker watch", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        leave.close()
+
+
+@contextmanager
+def working_on(run_id: str) -> Iterator[None]:
+    """Within the block, this process is the worker of a run, and holds its messages.
+
+    Args:
+        run_id: The run.
+    """
+    _runs.add(run_id)
+    try:
+        yield
+    finally:
+        _runs.discard(run_id)
+
+
+def is_of_run_worker(run_id: str) -> bool:
+    """Whether this process is the worker of a run that holds its messages, or one that the worker started for a step.
+
+    The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
+    programs of their own.
+
+    Args:
+        run_id: The run.
+    """
+    return run_id in _runs or multiprocessing.parent_process() is not None
+
+
+def _watch(worker_ends: int, left: Connection) -> None:
+    ready = wait([worker_ends, left])
+    if worker_ends not in ready:
+        left.close()
+        return
+    logger.error("The run worker is gone: this step ends, because its messages are given to others")
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+    threading.Event().wait(INTERRUPTED_SECONDS)
+    os._exit(EXIT_CODE)
+
+
 BATCH_TAG: Final = "sqs_lease/batch"
-"""The run's tag that says where its batch is: the URI or absolute path of the directory."""
+"""The run's tag that says where its batch is: the absolute path of the directory."""
 
 CALLED_DIRECTLY: Final = "called directly"
 """What a piece of work is called where there is no step, as in a test."""
@@ -61,8 +147,8 @@ class RunBatch(LeasedBatch):
     - ``fail``: it is settled by the failure rule of the executor or sensor.
     - ``release``: it is visible again, whatever the failure rule.
 
-    What was failed or released by an attempt that Dagster tries again is forgotten: the next attempt gets it again.
-    Steps that begin after another one has failed a message do not get it.
+    What an attempt released that Dagster tries again is forgotten: the next attempt gets it again. What was failed is
+    not given to later attempts, nor to steps that begin afterwards.
 
     Attributes:
         batch_id: Names the batch.
@@ -245,7 +331,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
     if uri is None:
         return None
     require_manifests("The batch of a run", "dagster,manifest")
-    folder = BatchFolder(workspace_path(uri))
+    folder = BatchFolder(uri)
     manifest = folder.manifest()
     return HeldBatch(folder, manifest) if is_same_queue(queue, manifest.queue_url) else None
 
@@ -258,7 +344,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     ``MessageFailed`` only the messages that it names have failed. The exception goes on.
 
     In a process that the multiprocess executor started, the block also ends the step when the run worker is gone: see
-    :mod:`sqs_lease.dagster.run_batch.parent_watch`.
+    :mod:`sqs_lease.dagster.run_batch.leased_batch`.
 
     Args:
         context: The context of the op or asset.
@@ -274,8 +360,8 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     folder = held.folder
     work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        # What another step has failed is not worked on any more.
-        failed = {each for piece in folder.pieces().values() if piece.name != work.name for each in piece.failed}
+        # What has failed, by any step in any attempt, is not worked on any more.
+        failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
         try:
@@ -364,7 +450,7 @@ def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
     if before is None:
         return work, False
     if before.attempt != work.attempt:
-        return replace(work, done=before.done), False
+        return replace(work, done=before.done, failed=before.failed, errors=before.errors), False
     if not before.is_over:
         raise BatchFolderError(
             f"step {work.name} works on the batch of run {op_context.run_id} already, in a block of lease() that it "

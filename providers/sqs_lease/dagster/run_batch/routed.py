@@ -9,8 +9,7 @@ Beside the messages (``folder.py``) there are two files in the directory:
 - ``run.json``: the run that the batch goes to, so that it can be asked for once more.
 - ``leases.json``: the leases as they were passed on (:class:`sqs_lease.keeper.plain_leases.WrittenBatch`). It is
   written last, and removed by the one that takes the batch up. Removing a file of a local directory is atomic, so of
-  two that want it, one gets it. It has receipt handles in it: only its owner can read it, and a directory of an object
-  store, where others might, is refused.
+  two that want it, one gets it. It has receipt handles in it: only its owner can read it.
 
 The directory is removed when all of the batch is settled. What a crash leaves costs nothing: SQS makes the messages
 visible when their deadline has passed, and the router removes the directory a day later.
@@ -29,9 +28,8 @@ import dagster as dg
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import is_same_queue
-from sqs_lease.dagster.run_batch.run_folders import workspace_path
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, run_batch_path
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, is_same_queue
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch
 
 logger = logging.getLogger(__name__)
@@ -127,7 +125,35 @@ def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
         run: The run.
     """
     uri = run.tags.get(ROUTED_TAG)
-    return None if uri is None else RoutedBatch(BatchFolder(workspace_path(uri)), run.run_id)
+    return None if uri is None else RoutedBatch(BatchFolder(uri), run.run_id)
+
+
+def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
+    """Return what the executor of a failed run passed on to the run that repeats it; None where nothing is left of it.
+
+    Dagster copies the tags of a run to the one that repeats it, and with them where its batch is.
+
+    Args:
+        run: The run that repeats another one.
+        workspace: The workspace of the executor: nothing outside of it is read.
+        queue: The queue's name, ARN or URL.
+
+    Raises:
+        OSError: It cannot be read.
+        BatchFolderError: The same.
+    """
+    uri = run.tags.get(BATCH_TAG)
+    if uri is None or run.parent_run_id is None or uri != run_batch_path(workspace, uri.rpartition("/run-")[2]):
+        return None
+    folder = BatchFolder(uri)
+    written = read_written(folder)
+    if written is None or not is_same_queue(queue, folder.manifest().queue_url):
+        return None
+    passed_on = RoutedBatch(folder, run.run_id)
+    if is_over(written):
+        passed_on.remove()
+        return None
+    return passed_on
 
 
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
@@ -166,20 +192,3 @@ def _take(folder: BatchFolder) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def check_private_workspace(workspace: str, whose: str) -> None:
-    """Check that a workspace is a directory: receipt handles are written there, and must not be readable by others.
-
-    Args:
-        workspace: A URI or an absolute path.
-        whose: What it is the workspace of, for the error.
-
-    Raises:
-        ValueError: It is of an object store.
-    """
-    if "://" in workspace and not workspace.startswith("file://"):
-        raise ValueError(
-            f"workspace of {whose} must be a directory that the code server and its runs share, not {workspace!r}: the "
-            "receipt handles of messages are written there, and who may read an object store may delete the messages"
-        )

@@ -37,6 +37,18 @@ def check(message: dict[str, Any]) -> None:
 
 
 @dag(schedule=None)
+def first() -> None:
+    """Its run waits for the first answers of Airflow's processes: a minute on a busy machine."""
+
+    @task
+    def load(messages: list[dict[str, Any]]) -> None:
+        """Nothing more than to succeed."""
+
+    with sqs_lease("orders", queue_url="first") as orders:
+        load(orders)
+
+
+@dag(schedule=None)
 def per_message() -> None:
     with sqs_lease(
         "orders",
@@ -109,6 +121,7 @@ def no_such_queue() -> None:
         load(orders)
 
 
+first()
 per_message()
 never_extended()
 whole_batch()

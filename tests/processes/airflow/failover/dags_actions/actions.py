@@ -39,6 +39,7 @@ RUNNING = (
     "task_killed",
     "supervisor_killed",
 )
+STAGED = ("stages_run_failed", "stages_run_success")
 NEVER_KEPT = ("pool_full", "dag_deleted")
 
 
@@ -57,6 +58,18 @@ def run(messages: list[dict[str, Any]]) -> None:
     unfinished.rename(told)
     if context["ti"].try_number == 1:
         Event().wait(600)
+
+
+@task
+def extract(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of two stages: it succeeds at once."""
+    return messages
+
+
+def stages(messages: Any) -> None:
+    """Two stages, of which the second one never has a slot."""
+    extracted: Any = extract(messages)
+    wait(extracted)
 
 
 def lease_dag(name: str, work: Any, *, run_timeout: timedelta | None = None, **arguments: Any) -> None:
@@ -151,6 +164,8 @@ for each in WAITING:
     lease_dag(each, wait)
 for each in RUNNING:
     lease_dag(each, run)
+for each in STAGED:
+    lease_dag(each, stages)
 for each in NEVER_KEPT:
     never_kept(each)
 lease_dag("keeper_cleared", wait.override(pool=GATE), visibility=SHORT_VISIBILITY_SECONDS)

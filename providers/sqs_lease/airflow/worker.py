@@ -1,32 +1,48 @@
 """A batch that a task's own process receives and holds, where no triggerer does: by a keeper in a background thread.
 
-It is used by sensors, which hand what they find over to a keeper's trigger before they end, and in ``dag.test()``,
-where the whole DAG runs in one process.
+It is used by sensors, which hand what they find over to a keeper's trigger before they end, and in ``dag.test()``.
+
+There sensor, work and keeper run one after the other in one process. There is no triggerer, and whatever runs keeps
+everything else waiting. So the sensor receives by itself (:func:`receive_locally`), the background thread extends the
+leases while the work runs, and the keeper's task settles what is decided whenever it is run (:func:`settle_locally`);
+while something is not, it asks to be run again a moment later. This module is the one place of the process for the
+batches between the two tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
-from sqs_lease.airflow.receiving.collector import Collector, ReceiveOptions
-from sqs_lease.airflow.transfer.handover import hand_on
-from sqs_lease.airflow.transfer.lease import HandedLease, PayloadError, warn_if_plain
-from sqs_lease.airflow.transfer.payload import BatchValue, publishable, read_lease, remove_batch
+from airflow.sdk import timezone
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
+
+from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
+from sqs_lease.airflow.connection import AwsConnection, make_transport
+from sqs_lease.airflow.handover import HandedLease, PayloadError
+from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
+from sqs_lease.airflow.settlement.rules import WorkTask
+from sqs_lease.airflow.settlement.settler import Progress, Settler
+from sqs_lease.airflow.triggers.receive import Collector, ReceiveOptions
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
-from sqs_lease.core.messages import Lease, Message
+from sqs_lease.core.failure_rules import FailureRule
+from sqs_lease.core.messages import Lease
+from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
-from sqs_lease.keeper.plain_leases import WrittenBatch
-from sqs_lease.keeper.telemetry import trace_of, traceparent_here
+from sqs_lease.keeper.telemetry import traceparent_here
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
@@ -46,10 +62,9 @@ class WorkerLease:
     All methods block, and are called from the task's own thread.
 
     Attributes:
-        batch: The batch, once it is being received, until it was handed on.
-        handed: What was made publishable.
+        batch: The batch, once it is being received.
+        handed: What was handed on.
         lease: The same as plain values.
-        leases: The leases then, in the order of the messages.
         listener: Is told what happens to the leases as well, in the background thread.
 
     Args:
@@ -67,11 +82,10 @@ class WorkerLease:
         self.batch: Batch | None = None
         self.handed: HandedLease | None = None
         self.lease: dict[str, Any] = {}
-        self.leases: Sequence[Lease] = ()
         self.listener: EventListener | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
-        with translate_aws_errors(options.queue):
+        with translate_client_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
             self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
@@ -108,25 +122,18 @@ class WorkerLease:
         """
         return self.thread.run(self._receive(wait_seconds))
 
-    def publishable(self) -> BatchValue:
-        """Store the batch, if it is to be stored, and return what stands for its messages; :attr:`lease` is set.
-
-        Raises:
-            PayloadError: It cannot be stored.
-            GivenBackError: It was given back meanwhile.
-        """
-        return self.thread.run(self._publishable())
-
     def settle_refused(self, refused: Collection[str]) -> bool:
         """Settle messages that Airflow refused by themselves, by their ids; return whether others are left.
 
         Raises:
             GivenBackError: The batch was given back meanwhile.
         """
-        return self.thread.run(self._settle_refused(refused))
+        return self.thread.run(self._received().settle_refused(refused))
 
     def hand_on(self) -> BatchValue:
-        """Extend every lease once by the hand-off timeout, and forget them: the keeper's trigger adopts them.
+        """Extend every lease once by the hand-off timeout, and store the batch if it is to be stored.
+
+        They are held on until :meth:`close`: what Airflow does not take can be given back.
 
         Returns:
             What stands for the messages; :attr:`lease` is set.
@@ -157,55 +164,27 @@ class WorkerLease:
     async def _receive(self, wait_seconds: float) -> bool:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
-        self._collector = collector = await Collector.open(self.options.collecting(), self._transport, self.clock)
-        self.batch = self._open_batch(collector)
+
+        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
+            self.batch = keeper.open_batch(
+                queue_url, policy=policy, on_event=self._happened, batch_id=self.options.batch_id
+            )
+            return self.batch
+
+        self._collector = collector = await Collector.open(
+            self.options, keeper, self._transport, open_batch, self._task, self._received_in, self.clock
+        )
         if self._given_back:
             collector.stop()
-        found = await collector.collect(
-            keeper, self.batch, self.clock.wall() + wait_seconds, most_bytes=self.options.most_bytes
-        )
+        found = await collector.collect(self.clock.wall() + wait_seconds)
         if self._given_back:
             # What was on its way then is given back at the end of the block that this error leaves.
             raise GivenBackError("this task was killed while it received")
         return found
 
-    async def _publishable(self) -> BatchValue:
-        batch, _ = self._received()
-        self.leases = batch.leases()
-        written = WrittenBatch.of(batch.batch_id, self.leases, self.clock)
-        return await self._published(written, batch.messages())
-
     async def _hand_on(self) -> BatchValue:
-        batch, collector = self._received()
-        contents = {message.receipt: message for message in batch.messages()}
-        written = await hand_on(batch, collector.policy, self.options.handoff_timeout_seconds, self.clock)
-        messages = [contents[lease.receipt] for lease in written.leases]
-        # Held again, without a call, until the task has published it: what Airflow does not take is given back.
-        self.batch = self._open_batch(collector)
-        self.batch.adopt(written, messages)
-        return await self._published(written, messages)
-
-    async def _published(self, written: WrittenBatch, messages: Sequence[Message]) -> BatchValue:
-        batch, collector = self._received()
-        connection = AwsConnection.decode(self.options.connection)
-        trace = await trace_of(messages, self._received_in)
-        handed = HandedLease(batch.queue_url, collector.policy, connection, written, len(messages), trace=trace)
-        logger.info("Received %d messages of %s", handed.messages, handed.queue_url)
-        self.handed, self.lease, value = await publishable(self.options.payload, handed, messages, self._task)
-        warn_if_plain(self.lease)
+        self.handed, self.lease, value = await self._received().hand_on()
         return value
-
-    async def _settle_refused(self, refused: Collection[str]) -> bool:
-        batch, collector = self._received()
-        await collector.settle_refused(batch, refused)
-        return batch.count_held() > 0
-
-    def _open_batch(self, collector: Collector) -> Batch:
-        if self._keeper is None:
-            raise RuntimeError("nothing was received")
-        return self._keeper.open_batch(
-            collector.queue_url, policy=collector.policy, on_event=self._happened, batch_id=self.options.batch_id
-        )
 
     async def _give_back(self) -> None:
         self._given_back = True
@@ -228,12 +207,12 @@ class WorkerLease:
             await self._keeper.close(Leaving.NOTHING)
         await self._transport.aclose()
 
-    def _received(self) -> tuple[Batch, Collector]:
+    def _received(self) -> Collector:
         if self._given_back:
             raise GivenBackError("this task was killed after it received")
-        if self.batch is None or self._collector is None:
+        if self._collector is None:
             raise RuntimeError("nothing was received")
-        return self.batch, self._collector
+        return self._collector
 
     def _happened(self, event: LeaseEvent) -> None:
         self._lease_log.happened(event)
@@ -255,7 +234,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
     """
     try:
         handed = read_lease(lease, receiving)
-        with translate_aws_errors(handed.queue_url):
+        with translate_client_errors(handed.queue_url):
             transport = make_transport(handed.connection)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:
@@ -286,3 +265,141 @@ async def release_handed(handed: HandedLease, transport: Transport, clock: Clock
     finally:
         await keeper.close(Leaving.NOTHING)
         await transport.aclose()
+
+
+AGAIN_SECONDS: Final = 0.5
+"""How long until the keeper's task runs again; ``dag.test()`` looks once a second if nothing else is ready."""
+
+
+@dataclass(slots=True)
+class _Held:
+    holding: WorkerLease
+    leases: Sequence[Lease]  # in the order of the messages
+    settler: Settler | None = None
+
+
+_held: dict[str, _Held] = {}
+"""What is held between a sensor's task and the end of its keeper's, by batch id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedLocally:
+    """A batch that this process holds until its keeper's task settled it.
+
+    Attributes:
+        lease: The lease as plain values.
+        messages: What the sensor returns.
+    """
+
+    lease: dict[str, Any]
+    messages: BatchValue
+
+
+def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTask) -> ReceivedLocally | None:
+    """Receive a batch and hold it; None if no message came in time.
+
+    Raises:
+        SqsError: The queue cannot be received from.
+        ValueError: ``queue`` is not a queue name, URL or ARN.
+        PayloadError: The batch cannot be stored.
+    """
+    with ExitStack() as ending:
+        holding = ending.enter_context(WorkerLease(options, task))
+        if not holding.receive(wait_seconds):
+            return None
+        messages = holding.hand_on()
+        handed = holding.handed
+        leases = [] if handed is None else handed.written.leases_now(holding.clock, handed.queue_url)
+        # From here on it is held on until the keeper's task.
+        ending.pop_all()
+    if not _held:
+        # The process may end without that task: the messages should not wait for a visibility timeout then.
+        atexit.register(give_back_what_is_left)
+    _held[options.batch_id] = _Held(holding, leases)
+    return ReceivedLocally(holding.lease, messages)
+
+
+def settle_locally(
+    task: RunOfTask,
+    receive_task: RunOfTask,
+    batch_id: str,
+    work: Sequence[WorkTask],
+    on_failure: FailureRule,
+    *,
+    ordered: bool,
+) -> dict[str, Any]:
+    """Settle what is decided, and end when that is everything.
+
+    Args:
+        task: The keeper's task.
+        receive_task: The task that received.
+        batch_id: Which batch.
+        work: The tasks that work on the messages.
+        on_failure: What becomes of failed messages.
+        ordered: Whether the messages of a FIFO group are settled in their order.
+
+    Returns:
+        The lease report.
+
+    Raises:
+        AirflowRescheduleException: Work has not ended: the task is to be run again.
+        AirflowFailException: This process does not hold the batch.
+    """
+    held = _held.get(batch_id)
+    if held is None:
+        raise AirflowFailException(
+            f"{task} keeps what its sensor received in the same dag.test(), and this process does not hold that batch"
+        )
+    holding = held.holding
+    if (still_open := holding.thread.run(_settle(task, receive_task, held, work, on_failure, ordered))) > 0:
+        logger.info("%d messages are still worked on", still_open)
+        again_at = timezone.utcnow() + timedelta(seconds=AGAIN_SECONDS)
+        raise AirflowRescheduleException(again_at)  # type: ignore[no-untyped-call]
+    report = held.settler.progress.report() if held.settler is not None else {}
+    del _held[batch_id]
+    holding.close()
+    if holding.handed is not None:
+        remove_batch(holding.handed)
+    return report
+
+
+async def _settle(
+    task: RunOfTask,
+    receive_task: RunOfTask,
+    held: _Held,
+    work: Sequence[WorkTask],
+    on_failure: FailureRule,
+    ordered: bool,
+) -> int:
+    batch = held.holding.batch
+    if batch is None:
+        return 0
+    if held.settler is None:
+        signals = FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work])
+        held.settler = Settler(
+            task,
+            receive_task,
+            batch,
+            held.leases,
+            work,
+            on_failure,
+            clock=held.holding.clock,
+            inherited=Progress(),
+            signals=signals if are_reported() else None,
+            ordered=ordered,
+        )
+        held.holding.listener = held.settler.happened
+    states = await task_states(task.dag_id, [task.run_id], held.settler.watched_tasks())
+    await held.settler.look_once(states.get(task.run_id, {}))
+    return len(batch.leases())
+
+
+def give_back_what_is_left() -> None:
+    """Make visible again what this process still holds of a ``dag.test()`` that ended without settling it.
+
+    Where that fails, the messages are visible again when their visibility timeout ends.
+    """
+    while _held:
+        _, held = _held.popitem()
+        with held.holding:
+            held.holding.give_back()

@@ -17,9 +17,8 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow import SqsLeaseSensor
-from sqs_lease.airflow.receiving import filters
-from sqs_lease.airflow.receiving.filters import (
+from sqs_lease.airflow import SqsLeaseSensor, filters
+from sqs_lease.airflow.filters import (
     MessageFilter,
     OpenFilter,
     UnmatchedRule,

@@ -6,20 +6,25 @@ Airflow's own record of the failure follows up to five seconds later, when the t
 process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
 task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; its keeper
 waits for Airflow's record.
+
+What it leaves is an XCom of the task instance with the details (:class:`FailureReport`), and a fast signal: an Airflow
+variable whose key says it all: which keeper (by a hash), which of its work tasks, which map index. So one request for
+the keys with a common prefix tells a triggerer about the failures of all of its keepers. The keeper deletes it.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from airflow.listeners import hookimpl
 
-from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals
-from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY, FailureReport, are_reported
+from sqs_lease.airflow.airflow_api.polling import SIGNAL_DESCRIPTION, FailureSignals, are_reported
+from sqs_lease.core.failure_rules import exception_names, named_message_ids
 
 if TYPE_CHECKING:
     from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
@@ -28,6 +33,51 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 10.0
 """How long a task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
+
+
+FAILURE_KEY: Final = "sqs_lease_failure"
+"""The XCom key of a failed task instance's report."""
+
+SKIP_KEY: Final = "sqs_lease_skip"
+"""The XCom key by which a task instance says that it skipped itself while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Why a task instance failed for good; never the exception's text, which may contain anything.
+
+    Attributes:
+        errors: The qualified names of the exception's class and those it derives from; empty without one.
+        message_ids: The messages that ``MessageFailed`` named, alone or in groups; None for other exceptions.
+    """
+
+    errors: tuple[str, ...] = ()
+    message_ids: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, error: object) -> Self:
+        """The report of what Airflow tells a listener: an exception, a text, or nothing."""
+        if not isinstance(error, BaseException):
+            return cls()
+        return cls(exception_names(error), named_message_ids(error))
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        ids = None if self.message_ids is None else list(self.message_ids)
+        return {"errors": list(self.errors), "message_ids": ids}
+
+    @classmethod
+    def decode(cls, plain: object) -> Self | None:
+        """Build it from what :meth:`encode` returned; None from anything else."""
+        if not isinstance(plain, Mapping):
+            return None
+        errors, ids = _texts(plain.get("errors")), plain.get("message_ids")
+        return None if errors is None else cls(errors, _texts(ids))
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    texts = [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else None
+    return None if texts is None else tuple(texts)
 
 
 @hookimpl
@@ -105,7 +155,7 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], key: str, r
         # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=key, value=report)
         if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_deletes_variables()):
-            return  # Nobody looks for a signal: the keeper sees the task's state, and finds the report then.
+            return  # No triggerer looks for a signal: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:
             signals = FailureSignals.to(

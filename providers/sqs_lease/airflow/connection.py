@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -14,9 +13,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, NoRegionError
 
 from sqs_lease.airflow.dag_file import check_type
-from sqs_lease.airflow.threads import CLIENTS
+from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.sqs.aiobotocore import AiobotocoreTransport
-from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.client import client_config
 from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import queue_reference
@@ -33,6 +31,9 @@ A client opens them only when it needs them. ``max_pool_connections`` in the use
 
 CONNECT_SECONDS: Final = 30.0
 """How long to wait until the Airflow connection is read and the client is made."""
+
+CLIENTS: Final = DaemonThreads(8, "sqs-lease clients")
+"""Threads for what makes clients: Airflow's connections, which a secrets backend may look up, and botocore's models."""
 
 _READ_BY_EVERY_CLIENT: Final = ("_retry", "endpoints", "partitions", "sdk-default-configuration")
 """Which of botocore's data files a client reads whatever its service is."""
@@ -148,20 +149,6 @@ async def open_transport(connection: AwsConnection) -> Transport:
         return await CLIENTS.run(make_transport, connection)
 
 
-@contextmanager
-def translate_aws_errors(queue: str) -> Iterator[None]:
-    """Turn botocore's errors while a client is made into errors that name the queue and the remedy.
-
-    Args:
-        queue: The queue's URL, name or ARN.
-
-    Raises:
-        SqsError: The client cannot be made: no region, an unknown profile, no usable credentials.
-    """
-    with translate_client_errors(queue):
-        yield
-
-
 def load_client_code() -> None:
     """Load the code and the data of every client: the amazon provider's hooks and the description of SQS. It blocks.
 
@@ -188,7 +175,7 @@ def make_transport(connection: AwsConnection) -> Transport:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
+        Exception: What else botocore raises; ``translate_client_errors()`` of ``sqs/classification.py`` translates it.
     """
     load_client_code()
     hook = _hook_with_region(connection)
@@ -210,7 +197,7 @@ def make_blocking_client(connection: AwsConnection) -> SQSClient:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; :func:`translate_aws_errors` translates it.
+        Exception: What else botocore raises; ``translate_client_errors()`` of ``sqs/classification.py`` translates it.
     """
     hook = _hook_with_region(connection)
     made: Any = hook.get_client_type(region_name=hook.region_name, config=client_config().merge(hook.config))

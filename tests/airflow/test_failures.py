@@ -16,10 +16,9 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import GetTaskStates, PutVariable, SetXCom, TaskStatesResult
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
+from sqs_lease.airflow import SqsLeaseKeeperOperator, failures, sqs_lease
 from sqs_lease.airflow.airflow_api.polling import FailureSignals
-from sqs_lease.airflow.failures import listener as failure_listener
-from sqs_lease.airflow.failures.report import FAILURE_KEY, SKIP_KEY
+from sqs_lease.airflow.failures import FAILURE_KEY, SKIP_KEY
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.core.failure_rules import MessageFailed
@@ -96,11 +95,11 @@ def failed(dag: DAG, task_id: str, *, state: str = "failed", map_index: int = -1
 
 
 def tell(instance: Any, error: object = None) -> None:
-    failure_listener.on_task_instance_failed(previous_state=None, task_instance=instance, error=error)
+    failures.on_task_instance_failed(previous_state=None, task_instance=instance, error=error)
 
 
 def tell_of_skip(instance: Any) -> None:
-    failure_listener.on_task_instance_skipped(previous_state=None, task_instance=instance)
+    failures.on_task_instance_skipped(previous_state=None, task_instance=instance)
 
 
 def signals_to(dag: DAG, keeper: str) -> FailureSignals:
@@ -202,7 +201,7 @@ def test_an_error_while_reporting_is_logged_and_goes_no_further(
 def test_a_task_does_not_wait_for_an_answer_that_never_comes(
     comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(failure_listener, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "REPORT_SECONDS", 0.05)
     comms.answering.clear()
     tell(failed(dag, "load"), ValueError())
     # Whoever had waited would have had the answer in the end, and nothing to complain of.
@@ -235,5 +234,5 @@ def test_with_several_teams_there_is_a_report_but_no_signal_that_nobody_could_de
 def test_airflow_finds_the_plugin_and_its_setting() -> None:
     (found,) = (one for one in entry_points(group="airflow.plugins") if one.name == "sqs_lease")
     assert found.load() is SqsLeasePlugin
-    assert SqsLeasePlugin.listeners == [failure_listener]
+    assert SqsLeasePlugin.listeners == [failures]
     assert get_provider_info()["config"]["sqs_lease"]["options"]["report_failures"]["default"] == "True"

@@ -27,16 +27,19 @@ from airflow.sdk.configuration import conf
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, NoAnswerError, RunOfTask, pull
 from sqs_lease.airflow.dag_file import is_final
+from sqs_lease.airflow.handover import HandedLease, OtherKeyError, PayloadError, seal_leases
 from sqs_lease.airflow.provider_info import CONFIG_SECTION, PAYLOAD_OPTION
-from sqs_lease.airflow.threads import FILES
-from sqs_lease.airflow.transfer.lease import HandedLease, OtherKeyError, PayloadError, seal_leases
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.core.messages import Message, plain_attributes
+from sqs_lease.daemon_threads import DaemonThreads
 
 logger = logging.getLogger(__name__)
 
 STORAGE_SECONDS: Final = 120.0
 """How long writing or reading a batch's files may take; 10 000 messages of 10 kB on an object store take seconds."""
+
+_FILES: Final = DaemonThreads(16, "sqs-lease files")
+"""A file system that hangs takes all of these threads, and no others."""
 
 READ_TRIES: Final = 4
 READ_PAUSE_SECONDS: Final = 3.0
@@ -299,12 +302,12 @@ def read_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
         raise PayloadError(
             f"{uri}, the leases of {handed.messages} messages of {handed.queue_url}, is not there. If they were "
             "settled before, it was removed then: clear the receiving task to receive again. Else check that all "
-            "triggerers reach that path: until then nobody extends those leases"
+            "triggerers reach that path: until then those leases are not extended"
         ) from error
     except Exception as error:
         raise PayloadError(
             f"the leases of {handed.messages} messages of {handed.queue_url} cannot be read from {uri} "
-            f"({_told(error)}): check that triggerers reach that path. Until then nobody extends them"
+            f"({_told(error)}): check that triggerers reach that path. Until then they are not extended"
         ) from error
     return handed.with_leases(sealed, receiving)
 
@@ -326,7 +329,7 @@ async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
     """
     try:
         async with asyncio.timeout(STORAGE_SECONDS):
-            return await FILES.run(call, *arguments)
+            return await _FILES.run(call, *arguments)
     except TimeoutError:
         raise PayloadError(f"the store of the batch's files did not answer within {STORAGE_SECONDS:g} s") from None
 

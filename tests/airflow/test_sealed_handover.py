@@ -10,9 +10,9 @@ import pytest
 
 from sqs_lease.airflow.airflow_api import requests
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal
-from sqs_lease.airflow.aws_connection import AwsConnection
-from sqs_lease.airflow.transfer.lease import HandedLease, OtherKeyError, PayloadError, warn_if_plain
-from sqs_lease.airflow.transfer.payload import read_lease, write_batch
+from sqs_lease.airflow.connection import AwsConnection
+from sqs_lease.airflow.handover import HandedLease, OtherKeyError, PayloadError, warn_if_plain
+from sqs_lease.airflow.payload import read_lease, write_batch
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import decode_policy, encode_policy
@@ -78,7 +78,7 @@ def test_what_somebody_edited_does_not_open(line: int) -> None:
     middle = len(sealed[line]) // 2
     other = "A" if sealed[line][middle] != "A" else "B"
     sealed[line] = sealed[line][:middle] + other + sealed[line][middle + 1 :]
-    with pytest.raises(OtherKeyError, match="somebody changed them"):
+    with pytest.raises(OtherKeyError, match="a user changed them"):
         HandedLease.decode({**plain, "sealed": "\n".join(sealed)}, RECEIVING)
 
 

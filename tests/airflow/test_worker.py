@@ -23,13 +23,11 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
+from sqs_lease.airflow import SqsLeaseSensor, sqs_lease, worker
 from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.local_run import give_back_what_is_left, receive_locally, settle_locally
-from sqs_lease.airflow.receiving import worker
-from sqs_lease.airflow.receiving.worker import GivenBackError
-from sqs_lease.airflow.transfer.lease import LEASE_KEY, HandedLease
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
+from sqs_lease.airflow.worker import GivenBackError, give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.core.failure_rules import discard, release
 from sqs_lease.core.policies import Fixed
 from sqs_lease.testing import (

@@ -117,7 +117,7 @@ def _true_or_false(answer: object) -> bool:
     if isinstance(answer, bool):
         return answer
     if inspect.iscoroutine(answer):
-        answer.close()  # Python would warn that nobody awaited it.
+        answer.close()  # Python would warn that it was never awaited.
     raise NotTrueOrFalseError(
         f"a function for message_filtering must return True or False, not {type(answer).__name__}"
     )

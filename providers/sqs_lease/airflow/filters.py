@@ -11,11 +11,11 @@ Unlike the stock sensor, a body that is not JSON does not match and fails no tas
 type, lists and objects included.
 
 Bodies and attributes are compared where the messages are received. JSONPath and functions run in a process of their own
-(:mod:`~sqs_lease.airflow.receiving.matching` says why): one for each receiving task, from its first message until none
+(:mod:`~sqs_lease.airflow.filter_process` says why): one for each receiving task, from its first message until none
 came for a while.
 
 A filter that raises an error, or gives no answer, leaves open whether the message matches. So the ``unmatched`` rule
-does not apply, which might delete the message: :class:`~sqs_lease.airflow.receiving.collector.Collector` settles it as
+does not apply, which might delete the message: :class:`~sqs_lease.airflow.triggers.receive.Collector` settles it as
 a failed message.
 """
 
@@ -32,10 +32,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
+from sqs_lease.airflow import filter_process
 from sqs_lease.airflow.airflow_api.requests import DAG_FILE_MODULE
 from sqs_lease.airflow.dag_file import is_final
-from sqs_lease.airflow.receiving import matching
-from sqs_lease.airflow.receiving.matching import (
+from sqs_lease.airflow.filter_process import (
     ATTRIBUTE,
     CALLABLE,
     FUNCTION_REMEDY,
@@ -145,12 +145,12 @@ class MessageFilter:
         return made
 
     def matcher(self) -> Matcher:
-        """Make the test for a message, in this process; see :func:`matching.matcher`.
+        """Make the test for a message, in this process; see :func:`filter_process.matcher`.
 
         Raises:
             ValueError: The expression is not JSONPath, or the function cannot be used.
         """
-        return matching.matcher(self.kind, self.match_values, self.expression)
+        return filter_process.matcher(self.kind, self.match_values, self.expression)
 
     def asks_about(self, message: Message) -> dict[str, Any]:
         """Return what the test is given of a message.
@@ -240,7 +240,7 @@ class OpenFilter:
 
 
 class _FilterProcess:
-    """A process that answers about messages, see :func:`matching.serve`. All methods block.
+    """A process that answers about messages, see :func:`filter_process.serve`. All methods block.
 
     Attributes:
         has_ended: Whether it answers no more.
@@ -258,7 +258,7 @@ class _FilterProcess:
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file of this package
                 # -P: the modules beside that file must not hide others. It finds what this process finds.
-                [sys.executable, "-P", matching.__file__, str(theirs.fileno())],
+                [sys.executable, "-P", filter_process.__file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -11,8 +11,9 @@ import pytest
 from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 from botocore.exceptions import ClientError
 
-from sqs_lease.airflow.aws_connection import AwsConnection, make_transport, translate_aws_errors
+from sqs_lease.airflow.connection import AwsConnection, make_transport
 from sqs_lease.sqs import errors
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.version import VERSION
 from tests.sqs.scripted_server import Answer, scripted_server
 
@@ -75,7 +76,7 @@ def test_a_connection_to_no_region_is_an_error_that_names_the_queue_and_the_reme
     connection = of(connect(monkeypatch), queue=queue)
     with (
         pytest.raises(errors.ConfigurationError, match=r"no AWS region .* Set region_name") as raised,
-        translate_aws_errors(queue),
+        translate_client_errors(queue),
     ):
         make_transport(connection)
     assert queue in str(raised.value)
@@ -85,7 +86,7 @@ def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
     connection = of(connect(monkeypatch, profile_name="nobody"))
     with (
         pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile .*nobody"),
-        translate_aws_errors(QUEUE),
+        translate_client_errors(QUEUE),
     ):
         make_transport(connection)
 
@@ -97,7 +98,10 @@ def test_a_role_that_must_not_be_assumed_is_an_error_of_the_credentials(monkeypa
     # The hook assumes a role while it makes the session.
     monkeypatch.setattr(BaseSessionFactory, "_refresh_credentials", refused)
     connection = of(connect(monkeypatch, role_arn="arn:aws:iam::123456789012:role/reader"))
-    with pytest.raises(errors.CredentialsError, match=r"orders: AssumeRole.* was refused"), translate_aws_errors(QUEUE):
+    with (
+        pytest.raises(errors.CredentialsError, match=r"orders: AssumeRole.* was refused"),
+        translate_client_errors(QUEUE),
+    ):
         make_transport(connection)
 
 

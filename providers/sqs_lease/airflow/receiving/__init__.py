@@ -1,1 +1,0 @@
-"""Receiving a batch: in the triggerer, or in a worker that does not defer."""
