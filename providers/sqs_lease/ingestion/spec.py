@@ -188,7 +188,8 @@ def _texts(value: Any, place: str) -> None:
 
 
 def _read(value: Any, place: str) -> None:
-    checks = {"delimiter": _text, "threads": _number, "tasks": _number}
+    limits = ("max_bytes", "max_content_bytes", "max_rows", "max_seconds", "spool_bytes")
+    checks = {"delimiter": _text, **dict.fromkeys(("threads", "tasks", *limits), _number)}
     _check_names(_mapping(value, place), checks, place)
     for name, one in value.items():
         checks[name](one, f"{place}[{name!r}]")
