@@ -16,6 +16,7 @@ JVM: Final = SPARK / "_jvm.py"
 PRIVATE: Final = {
     "DeltaLog",
     "Spark3Util",
+    "_ensure_initialized",
     "_gateway",
     "_gateway_client",
     "_jsc",

@@ -6,9 +6,24 @@ one. Through Spark Connect there is no Java process to ask: then the answer is N
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+
+def start_java() -> None:
+    """Start Spark's Java process with what ``PYSPARK_SUBMIT_ARGS`` says, unless this process has one.
+
+    Public instead: ``getOrCreate()``, which puts each setting of the session on the command line.
+    """
+    SparkContext._ensure_initialized()  # noqa: SLF001
+
+
+def has_java() -> bool:
+    """Whether this process has started one, or was started by one (``spark-submit``)."""
+    return SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ  # noqa: SLF001
 
 
 def iceberg_table(spark: SparkSession, name: str) -> tuple[Any, Any] | None:
