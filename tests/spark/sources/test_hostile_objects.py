@@ -26,7 +26,7 @@ import pytest
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, allowance, contents, parquet_pages
-from sqs_lease.spark.sources.s3_events.allowance import OverLimitError, Spool, SpooledFile, SpoolFullError
+from sqs_lease.spark.sources.s3_events.allowance import OverAllowanceError, Spool, SpooledFile, SpoolFullError
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.object_rows import ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
@@ -76,7 +76,7 @@ def read(how: Format, written: bytes, name: str = "file", **limits: Any) -> tupl
         for batch in how.rows(io.BytesIO(written), name, its):
             its.take_rows(batch.num_rows)
             rows += batch.num_rows
-    except (BadContentError, OverLimitError) as error:
+    except (BadContentError, OverAllowanceError) as error:
         return rows, str(error)
     return rows, ""
 
@@ -312,7 +312,7 @@ class TestSpool:
     def test_one_message_may_fill_it_and_no_more(self) -> None:
         with SpooledFile(ample(spool=Spool(100))) as file:
             file.write(b"x" * 100)
-            with pytest.raises(OverLimitError, match="need more than 100 bytes of temporary files"):
+            with pytest.raises(OverAllowanceError, match="need more than 100 bytes of temporary files"):
                 file.write(b"x")
 
 
@@ -486,7 +486,7 @@ def test_hostile_files_cost_a_bounded_amount() -> None:
             try:
                 for batch in how.rows(io.BytesIO(content), name, its):
                     its.take_rows(batch.num_rows)
-            except (BadContentError, OverLimitError):
+            except (BadContentError, OverAllowanceError):
                 pass
         assert its.rows <= row_limit, f"seed {seed}"
         # The last step is counted, and then refused.

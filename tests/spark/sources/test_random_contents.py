@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from sqs_lease.spark.sources.s3_events.allowance import OverLimitError
+from sqs_lease.spark.sources.s3_events.allowance import OverAllowanceError
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from tests.form import FULL_FORM
@@ -101,7 +101,7 @@ def test_bent_contents_give_rows_or_a_reason(how: Format, whole: Callable[[], by
         try:
             for batch in how.rows(io.BytesIO(bent(content, Random(seed))), name, allowance()):
                 batch.validate(full=True)
-        except (BadContentError, OverLimitError) as error:
+        except (BadContentError, OverAllowanceError) as error:
             reason = str(error)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}") from error

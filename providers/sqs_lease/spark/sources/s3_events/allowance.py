@@ -21,7 +21,7 @@ from typing import Any, Final
 _IN_MEMORY_BYTES: Final = 2 * 1024 * 1024
 
 
-class OverLimitError(ValueError):
+class OverAllowanceError(ValueError):
     """A message costs more than one message may; the text names the limit."""
 
 
@@ -98,7 +98,7 @@ class Allowance:
         """Count bytes that come from S3, before they are stored.
 
         Raises:
-            OverLimitError: They are too many, or it takes too long.
+            OverAllowanceError: They are too many, or it takes too long.
         """
         self.look_at_the_clock()
         self.require_fetchable(size)
@@ -108,21 +108,21 @@ class Allowance:
         """Check a size that S3 says before anything is fetched.
 
         Raises:
-            OverLimitError: It is too much.
+            OverAllowanceError: It is too much.
         """
         if size > self._fetched_left:
-            raise OverLimitError(f"the message's objects have more than {self._fetched} bytes (max_bytes)")
+            raise OverAllowanceError(f"the message's objects have more than {self._fetched} bytes (max_bytes)")
 
     def decompress(self, size: int) -> None:
         """Count bytes of content, as they are once they are decompressed.
 
         Raises:
-            OverLimitError: They are too many, or it takes too long.
+            OverAllowanceError: They are too many, or it takes too long.
         """
         self.look_at_the_clock()
         self._content_left -= size
         if self._content_left < 0:
-            raise OverLimitError(
+            raise OverAllowanceError(
                 f"the message's objects have more than {self._content} bytes once they are decompressed "
                 "(max_content_bytes)"
             )
@@ -131,31 +131,33 @@ class Allowance:
         """Count rows, before they are stored.
 
         Raises:
-            OverLimitError: They are too many, or it takes too long.
+            OverAllowanceError: They are too many, or it takes too long.
         """
         self.look_at_the_clock()
         self._rows_left -= count
         if self._rows_left < 0:
-            raise OverLimitError(f"the message's objects have more than {self._rows} rows (max_rows)")
+            raise OverAllowanceError(f"the message's objects have more than {self._rows} rows (max_rows)")
 
     def look_at_the_clock(self) -> None:
         """Check the time.
 
         Raises:
-            OverLimitError: It took too long.
+            OverAllowanceError: It took too long.
         """
         if self._clock() > self._ends_at:
-            raise OverLimitError(f"the message's objects take longer than {self._seconds:g} s to read (max_seconds)")
+            raise OverAllowanceError(
+                f"the message's objects take longer than {self._seconds:g} s to read (max_seconds)"
+            )
 
     def spool(self, size: int) -> None:
         """Take room for temporary files.
 
         Raises:
-            OverLimitError: One message may not have as much.
+            OverAllowanceError: One message may not have as much.
             SpoolFullError: Others have it at this moment.
         """
         if self._spooled + size > self._spool.most_bytes:
-            raise OverLimitError(
+            raise OverAllowanceError(
                 f"the message's objects and rows need more than {self._spool.most_bytes} bytes of temporary files "
                 "(spool_bytes)"
             )
@@ -186,7 +188,7 @@ class SpooledFile(tempfile.SpooledTemporaryFile[bytes]):
         """Write at the end.
 
         Raises:
-            OverLimitError, SpoolFullError: As for :meth:`Allowance.spool`.
+            OverAllowanceError, SpoolFullError: As for :meth:`Allowance.spool`.
         """
         size = memoryview(data).nbytes
         self._allowance.spool(size)

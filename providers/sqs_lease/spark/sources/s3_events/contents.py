@@ -23,7 +23,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
-from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverLimitError, SpoolFullError
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowanceError, SpoolFullError
 
 LINE: Final = "_sqs_lease_line"
 """The one column of JSON lines."""
@@ -80,7 +80,7 @@ class Format(Protocol):
 
         Raises:
             BadContentError: The file is not of this format, or not of the schema.
-            OverLimitError: It costs more than it may.
+            OverAllowanceError: It costs more than it may.
         """
 
 
@@ -283,7 +283,7 @@ def faults_named(what: str) -> Iterator[None]:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise BadContentError(f"not {what}, or cut off") from None
-    except (BadContentError, OverLimitError, SpoolFullError, ImportError, MemoryError):
+    except (BadContentError, OverAllowanceError, SpoolFullError, ImportError, MemoryError):
         raise
     except Exception as error:  # damaged bytes make pyarrow raise whatever its parts raise
         # pyarrow's own errors have no number.

@@ -25,7 +25,13 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, NULL_DIRECTORY, REASON, SENT_AT
 from sqs_lease.spark.schemas import arrow_schema, nullable, record_batch
-from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverLimitError, Spool, SpooledFile, SpoolFullError
+from sqs_lease.spark.sources.s3_events.allowance import (
+    Allowance,
+    OverAllowanceError,
+    Spool,
+    SpooledFile,
+    SpoolFullError,
+)
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format, in_utc, is_zoned
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
@@ -244,7 +250,7 @@ class ObjectRows:
                         allowance.take_rows(batch.num_rows)
                         stream.write_batch(batch)
                         count += batch.num_rows
-            except (*UNREADABLE, BadContentError, OverLimitError) as error:
+            except (*UNREADABLE, BadContentError, OverAllowanceError) as error:
                 return str(error)
             if not count:
                 return None
@@ -265,7 +271,7 @@ class ObjectRows:
                 of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
                 for batch in self.format.rows(file, its.key, allowance):
                     yield self._completed(batch, of_object)
-            except (BadContentError, ObjectUnavailableError, OverLimitError) as error:
+            except (BadContentError, ObjectUnavailableError, OverAllowanceError) as error:
                 raise BadContentError(f"{its}: {error}") from None
 
     def _answer(self, of_message: dict[str, Any], found: Rows | str | None) -> Iterator[pa.RecordBatch]:

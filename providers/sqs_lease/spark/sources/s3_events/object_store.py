@@ -94,7 +94,7 @@ class ObjectStore:
         Raises:
             ObjectUnavailableError: It cannot be had.
             ObjectStoreError: S3 did not answer, after several tries.
-            OverLimitError, SpoolFullError: It costs more than it may.
+            OverAllowanceError, SpoolFullError: It costs more than it may.
         """
         for attempt in range(1, _TRANSFER_TRIES + 1):
             file.empty()

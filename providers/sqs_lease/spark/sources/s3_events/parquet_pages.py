@@ -22,7 +22,8 @@ from typing import IO, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverLimitError
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowanceError
+from sqs_lease.spark.sources.s3_events.contents import BadContentError
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
 """What decoding one file may take: the pages that are open, and lists."""
@@ -50,11 +51,8 @@ _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _DESCRIBED_IN: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}
 _DICTIONARY_ENCODINGS: Final = frozenset({2, 8})
 _DELTA_BYTE_ARRAY: Final = 7
+_DAMAGED: Final = "not Parquet, or damaged: a page has no header"
 _CODECS: Final = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
-
-
-class DamagedError(ValueError):
-    """A page has no header that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,13 @@ def require_small_footer(file: IO[bytes]) -> None:
     """Refuse a file whose description alone would fill the memory; leaves the position where it was not.
 
     Raises:
-        OverLimitError: It would.
+        OverAllowanceError: It would.
     """
     end = file.seek(0, 2)
     file.seek(max(0, end - _TAIL_BYTES))
     tail = file.read(_TAIL_BYTES)
     if tail.endswith(_MAGIC) and int.from_bytes(tail[:4], "little") > _FOOTER_BYTES:
-        raise OverLimitError(f"the file's footer is longer than {_FOOTER_BYTES} bytes")
+        raise OverAllowanceError(f"the file's footer is longer than {_FOOTER_BYTES} bytes")
 
 
 def rows_at_once(
@@ -94,8 +92,8 @@ def rows_at_once(
         allowance: The message's: it ends a file of endless pages.
 
     Raises:
-        DamagedError: A page has no header that can be read.
-        OverLimitError: Even one row may not fit into memory, or there are pages without end.
+        BadContentError: A page has no header that can be read.
+        OverAllowanceError: Even one row may not fit into memory, or there are pages without end.
     """
     described = metadata.row_group(group)
     held = of_a_row = 0
@@ -131,7 +129,7 @@ def rows_at_once(
         else:
             held += size * expanded
     if held + of_a_row > MEMORY_BYTES:
-        raise OverLimitError(
+        raise OverAllowanceError(
             f"row group {group + 1} takes more than {MEMORY_BYTES} bytes of memory to decode: write smaller pages, and "
             "smaller row groups where there are lists"
         )
@@ -175,15 +173,15 @@ def _page(file: IO[bytes], at: int) -> _Page:
             break
         except IndexError:
             if len(data) < size or size >= _LONGEST_HEADER_BYTES:
-                raise DamagedError from None
+                raise BadContentError(_DAMAGED) from None
             size *= 16
     kind, whole, compressed = (header.get(field, -1) for field in (1, 2, 3))
     described = header.get(_DESCRIBED_IN.get(kind, 0), {}) if isinstance(kind, int) else None
     if not isinstance(described, dict):
-        raise DamagedError
+        raise BadContentError(_DAMAGED)
     values, encoding = described.get(1, 0), described.get(4 if kind == _DATA_PAGE_V2 else 2, 0)
     if any(not isinstance(number, int) or number < 0 for number in (kind, whole, compressed, values, encoding)):
-        raise DamagedError
+        raise BadContentError(_DAMAGED)
     return _Page(kind, whole, compressed, values, encoding, content_at=at + length)
 
 
@@ -215,7 +213,7 @@ def _longest_value(file: IO[bytes], page: _Page, compression: str) -> int:
 def _structure(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """The numbers and structures of a structure, by the numbers of their fields, and where it ends."""
     if depth > 8:
-        raise DamagedError
+        raise BadContentError(_DAMAGED)
     found: dict[int, Any] = {}
     field = 0
     while (byte := data[at]) != 0:
@@ -240,7 +238,7 @@ def _structure(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], in
             case 12:
                 found[field], at = _structure(data, at, depth + 1)
             case _:
-                raise DamagedError
+                raise BadContentError(_DAMAGED)
     return found, at + 1
 
 
@@ -254,7 +252,7 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise DamagedError
+            raise BadContentError(_DAMAGED)
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
