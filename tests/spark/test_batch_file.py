@@ -468,7 +468,7 @@ class TestWhoMayRead:
         assert list(theirs.iterdir()) == []
 
     @pytest.mark.parametrize(
-        ("mode", "expected"), [(0o700, 0o700), (0o755, 0o750), (0o770, 0o750), (0o777, 0o750)], ids=oct
+        ("mode", "expected"), [(0o700, 0o700), (0o755, 0o750), (0o770, 0o770), (0o777, 0o770)], ids=oct
     )
     def test_in_a_workspace_the_group_gets_in_where_the_owner_let_it_and_others_never(
         self, mode: int, expected: int, tmp_path: Path

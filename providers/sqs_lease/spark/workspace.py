@@ -3,8 +3,9 @@
 Bodies are in them, so they are closed from the moment that they exist. One that only this process uses lies in the
 machine's directory for temporary files, where every user may put what they like: it has a name that cannot be guessed,
 and mode 0700. One in a workspace that the executors share is closed to all but the owner and, where the owner of the
-workspace opened that for its group, the group: executors may run as another user. What is in a directory need not be
-closed by itself, as only those reach it who may enter the directory.
+workspace opened that for its group, the group: executors may run as another user, and some sinks let them write there
+(:mod:`.sinks.staging`). What is in a directory need not be closed by itself, as only those reach it who may enter the
+directory.
 
 What killed processes left is removed only where it is a directory of this user's own, and no link.
 """
@@ -30,7 +31,7 @@ _PREFIX: Final = "try-"
 _LOCK: Final = "lock"
 _OWN: Final = "sqs-lease-batch-"
 _OWNER: Final = 0o700
-_GROUP: Final = 0o050
+_GROUP: Final = 0o070
 
 
 @contextmanager
@@ -41,9 +42,9 @@ def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
     removed on the way.
 
     Args:
-        workspace: The directory to make it in; it is created where it does not exist, with mode 0700. If its group may
-            read it, the group may read the new directory, too; others never may. None for this machine's directory for
-            temporary files, with mode 0700.
+        workspace: The directory to make it in; it is created where it does not exist, with mode 0700. What its group
+            may do in it (read, write, enter), the group may do in the new directory, too; other users never may. None
+            for this machine's directory for temporary files, with mode 0700.
 
     Raises:
         WorkspaceError: It cannot be made there, or the workspace is no directory but an address.
