@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -413,6 +415,73 @@ with scratch_directory({str(tmp_path)!r}) as directory:
 
     with scratch_directory(tmp_path) as ours:
         assert sorted(tmp_path.iterdir()) == sorted([ours, tmp_path / "of the user"])
+
+
+class TestWhoMayRead:
+    @pytest.fixture(autouse=True)
+    def open_to_all(self) -> Iterator[None]:
+        """As most systems create files: readable by all."""
+        before = os.umask(0o022)
+        yield
+        os.umask(before)
+
+    def test_a_directory_of_the_drivers_own_lets_no_other_user_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with written_batch(good([1]), workspace=None, checker=Checker()) as batch:
+            assert batch is not None
+            closed = batch.path.parent.stat()
+            assert (stat.S_IMODE(closed.st_mode), closed.st_uid) == (0o700, os.getuid())
+            # There is no directory above that others could have made.
+            assert batch.path.parent.parent == tmp_path
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_link_that_another_user_laid_is_not_followed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        temporary, theirs = tmp_path / "tmp", tmp_path / "theirs"
+        temporary.mkdir()
+        theirs.mkdir()
+        (theirs / "kept").touch()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        for name in (f"sqs-lease-batches-{os.getuid()}", f"sqs-lease-batch-{os.getuid()}-abc"):
+            (temporary / name).symlink_to(theirs)
+
+        with scratch_directory(None) as directory:
+            assert not directory.is_relative_to(theirs)
+            assert directory.parent.resolve() == temporary
+            assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
+        assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
+
+    def test_what_looks_like_left_over_and_is_another_users_is_left_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs = tmp_path / "try-of-another"
+        theirs.mkdir()
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+
+        with scratch_directory(tmp_path):
+            pass
+
+        assert list(theirs.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("mode", "expected"), [(0o700, 0o700), (0o755, 0o750), (0o770, 0o770), (0o777, 0o770)], ids=oct
+    )
+    def test_in_a_workspace_the_group_gets_in_where_the_owner_let_it_and_others_never(
+        self, mode: int, expected: int, tmp_path: Path
+    ) -> None:
+        tmp_path.chmod(mode)
+
+        with scratch_directory(tmp_path) as directory:
+            assert stat.S_IMODE(directory.stat().st_mode) == expected
+
+    def test_a_workspace_that_is_created_is_the_owners(self, tmp_path: Path) -> None:
+        with scratch_directory(tmp_path / "a" / "work") as directory:
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "a" / "work").stat().st_mode) == 0o700
 
 
 def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path) -> None:

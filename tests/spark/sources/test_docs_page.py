@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import S3EventsSource
+from sqs_lease.spark import S3EventsSource, S3Read
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.source import CleaningSource, Source
 from tests.docs.test_examples import ROOT, blocks
@@ -45,7 +45,7 @@ def sources(directory: Path) -> list[Source[Any]]:
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
     found_sources = sources(tmp_path)
     json_, rescued, repeats, _, _, elements, attributes, text, variant, sns = found_sources[:10]
-    s3, s3_with_options, s3_by_path, s3_that_cleans, large, parser, words = found_sources[10:]
+    s3, s3_with_options, s3_by_path, s3_with_limits, s3_that_cleans, large, parser, words = found_sources[10:]
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
         return parsed(spark, source, bodies)
@@ -67,7 +67,7 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
     assert outcome(sns, m1=in_sns(ORDER), m2=ORDER).records == {"m1": [{"order_id": 1, "total": 9.5}]}
 
-    for source in (s3, s3_with_options, s3_by_path, s3_that_cleans):
+    for source in (s3, s3_with_options, s3_by_path, s3_with_limits, s3_that_cleans):
         taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', ORDER])
         assert (taken, "not an S3 notification" in str(refused)) == (None, True)
 
@@ -81,6 +81,20 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     found = outcome(parser, m1="1;2.5", m2="", m3="x")
     assert [row["reading"] for row in found.records["m1"]] == [1.0, 2.5]
     assert (found.empty, found.rejected) == ({"m2"}, {"m3": "not numbers"})
+
+
+def test_the_limits_of_a_message_are_those_of_the_table() -> None:
+    mib = 1024 * 1024
+    said = {
+        "max_bytes": ("512 MiB", 512 * mib),
+        "max_content_bytes": ("2 GiB", 2048 * mib),
+        "max_rows": ("10 million", 10_000_000),
+        "max_seconds": ("600", 600),
+        "spool_bytes": ("4 GiB", 4096 * mib),
+    }
+    assert {name: getattr(S3Read(), name) for name in said} == {name: value for name, (_, value) in said.items()}
+    page = PAGE.read_text()
+    assert [name for name, (shown, _) in said.items() if f"| `{name}` | {shown} |" not in page] == []
 
 
 @infers

@@ -200,7 +200,8 @@ class PostgresTable:
                 raise
             logger.warning(
                 "batch %s: Spark parses all messages itself, which takes longer, as its executors cannot write in %s: "
-                "let them, and this process make directories that they may write in (its umask)",
+                "let the group of that directory be theirs and write in it, and this process make directories that the "
+                "group may write in (its umask)",
                 batch_id,
                 workspace.parent,
             )
