@@ -15,6 +15,7 @@ from sqs_lease.batch_files.manifest import (
     ROW_GROUP_MESSAGES,
     SCHEMA,
     ManifestError,
+    join_manifests,
     read_manifest,
     write_manifest,
 )
@@ -131,6 +132,22 @@ def test_a_large_batch_has_row_groups_that_can_be_read_side_by_side(tmp_path: Pa
     assert [message.message_id for message in read_manifest(tmp_path / "m").messages] == [
         m.message_id for m in messages
     ]
+
+
+def test_several_joined_are_one_with_the_rows_of_all_in_their_order(written: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_manifest(other, batch_id="b", queue_url=QUEUE, messages=[Message(Receipt("m2", ""), "half \ud800")])
+    join_manifests(tmp_path / "joined", [other, written])
+    rows = [*pq.read_table(other).to_pylist(), *pq.read_table(written).to_pylist()]
+    assert pq.read_table(tmp_path / "joined").to_pylist() == rows
+    assert [message.message_id for message in read_manifest(tmp_path / "joined").messages] == ["m2", "m0", "m1"]
+
+
+def test_what_is_no_manifest_is_named_where_several_are_joined(written: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("{}")
+    with pytest.raises(ManifestError, match=f"{other} is not a manifest"):
+        join_manifests(tmp_path / "joined", [written, other])
 
 
 def test_a_reader_ignores_what_it_does_not_know(written: Path) -> None:

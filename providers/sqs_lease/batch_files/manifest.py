@@ -23,6 +23,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -267,6 +269,26 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
     with manifest:
         _header(name, schema.metadata)
         yield manifest
+
+
+def join_manifests(path: ManifestPath, manifests: Iterable[Path]) -> None:
+    """Write one manifest with the messages of several, in their order, row group by row group. It blocks.
+
+    Args:
+        path: The file, whose directory exists.
+        manifests: What is joined.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        ManifestError: As for :func:`read_manifest`.
+    """
+    write_tables(path, batch_id="", queue_url="", tables=chain.from_iterable(map(_tables, manifests)))
+
+
+def _tables(path: Path) -> Iterator[pa.Table]:
+    with opened_manifest(path, name=path) as file:
+        for group in range(file.num_row_groups):
+            yield rows_of(path, file, SCHEMA.names, group=group)
 
 
 def read_manifest(path: ManifestPath) -> Manifest:
