@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from demo.processes import ROOT
 from sqs_lease.batch_files.manifest import (
     METADATA_KEY,
     ROW_GROUP_MESSAGES,
@@ -190,3 +194,26 @@ def test_a_newer_version_is_refused_with_the_remedy(written: Path) -> None:
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_manifest(tmp_path / "none")
+
+
+WITHOUT_PARSER: Final = """
+import sys
+from pathlib import Path
+
+sys.modules["jiter"] = None  # as where it is not installed
+
+from sqs_lease.batch_files.manifest import read_manifest, write_manifest
+from sqs_lease.batch_files.manifest_extra import require_manifests
+
+require_manifests("this test", "manifest")
+path = Path(sys.argv[1])
+write_manifest(path, batch_id="b", queue_url="orders", messages=[{"MessageId": "m", "Body": "{}"}])
+print(len(read_manifest(path).messages))
+"""
+
+
+def test_the_extra_of_manifests_has_no_need_of_what_parses_bodies(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", WITHOUT_PARSER, str(tmp_path / "m")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "providers")}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
