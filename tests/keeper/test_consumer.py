@@ -125,6 +125,25 @@ class TestSingleMessages:
         # Those that are being deleted are in flight still.
         assert max(most) <= 7 + 10
 
+    def test_no_more_are_received_than_can_be_deleted(self, orders: Orders) -> None:
+        orders.queue.send(*map(str, range(60)))
+        deletes: list[TransportCall] = []
+        most: list[int] = []
+
+        def cut_off(call: TransportCall) -> Fault:
+            if call.operation is not Operation.DELETE:
+                return NO_FAULT
+            deletes.append(call)
+            return Fault(unreachable=len(deletes) <= 6)
+
+        def work(message: Message) -> None:
+            most.append(len(orders.queue.invisible))
+
+        orders.faults = cut_off
+        run_until(orders, lambda: orders.queue.deleted == 60, work, max_messages=7, concurrency=3)
+        assert len(deletes) > 6
+        assert max(most) <= 7 + 10
+
     def test_several_are_worked_on_at_a_time(self, orders: Orders) -> None:
         orders.queue.send("a", "b", "c")
         together = threading.Barrier(3, timeout=60)
