@@ -1564,7 +1564,7 @@ CONSUMERS: Final = (
     Mutant(
         "more messages are in hand than were asked for",
         "keeper/consuming.py",
-        "room = most - len(self._works)",
+        "room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)",
         "room = most",
         (f"{_CONSUMER}::TestSingleMessages::test_no_more_are_in_hand_than_were_asked_for",),
     ),
