@@ -59,7 +59,7 @@ NEEDS = {
     "sqs_lease.dagster": ("dagster", {"dagster"}),
     "sqs_lease.batch_files.json_syntax": ("spark", {"jiter"}),
     "sqs_lease.batch_files.manifest": ("manifest", {"pyarrow"}),
-    "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "psycopg"}),
+    "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "numpy", "psycopg"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 
