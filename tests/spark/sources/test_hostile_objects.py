@@ -252,7 +252,7 @@ class TestText:
     def test_an_array_of_anything_but_objects_ends_at_its_first_element(self) -> None:
         assert read(JsonDocument(), b"[" + b"1," * 1_000_000 + b"1]") == (
             0,
-            "record 1: not a JSON object",
+            "record 1: not a JSON object, but a number",
         )
 
     def test_a_document_of_millions_of_objects_is_refused_before_it_is_read(

@@ -322,7 +322,11 @@ class TestJsonDocument:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b'[{"id": 1}, "secret"]', "record 2: not a JSON object"),
+            (b'[{"id": 1}, "secret"]', "record 2: not a JSON object, but a string"),
+            (b"[[]]", "record 1: not a JSON object, but an array"),
+            (b"[{}, {}, true]", "record 3: not a JSON object, but true or false"),
+            (b"[null]", "record 1: not a JSON object, but null"),
+            (b"[1e400]", "record 1: not a JSON object, but a number"),
             (b'[{"secret": 1, "secret": 2}]', "record 1: not valid JSON: a name stands twice"),
             (b'[{"id": 1}] [secret]', "the array does not end, or has something else in it"),
             (b'[{"id": 1}', "the array does not end"),

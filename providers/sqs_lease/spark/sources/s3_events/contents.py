@@ -54,8 +54,9 @@ _NOT_UTF_8 = "\ufffd"
 # What pyarrow says of a value and of a row, of which only the places are repeated.
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?")
 _BAD_ROW = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+)")
-# What msgspec says of the place of an element.
-_ELEMENT = re.compile(r"`\$\[(\d+)\]`")
+# What msgspec says of an element that is no object, and of its place.
+_ELEMENT = re.compile(r"^(?:Expected `object`, got `(?P<kind>\w+)`)?.*`\$\[(?P<place>\d+)\]`")
+_KINDS = {"array": "an array", "str": "a string", "bool": "true or false", "null": "null"}
 _HAS_ZONE = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
@@ -314,9 +315,10 @@ def _elements(text: bytes) -> list[bytes]:
         # Anything but objects ends this at once: millions of numbers would take many times their bytes.
         msgspec.json.decode(text, type=list[_AnyObject])
     except msgspec.ValidationError as error:
-        place = _ELEMENT.search(str(error))
-        record = f"record {int(place[1]) + 1}: " if place else ""
-        raise BadContentError(f"{record}not a JSON object") from None
+        element = _ELEMENT.search(str(error))
+        record = f"record {int(element['place']) + 1}: " if element else ""
+        kind = f", but {_KINDS.get(element['kind'], 'a number')}" if element else ""
+        raise BadContentError(f"{record}not a JSON object{kind}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Said below.
         pass

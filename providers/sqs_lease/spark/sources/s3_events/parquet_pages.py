@@ -51,7 +51,7 @@ _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _DESCRIBED_IN: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}
 _DICTIONARY_ENCODINGS: Final = frozenset({2, 8})
 _DELTA_BYTE_ARRAY: Final = 7
-_DAMAGED: Final = "not Parquet, or damaged: a page has no header"
+_DAMAGED: Final = "not Parquet, or damaged"
 _CODECS: Final = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
 
 
