@@ -48,7 +48,7 @@ class Room:
         tests: The tests.
         named: The packages whose versions the page names.
         beside: What only this room's tests need.
-        left_out: Tests that show the same on each Python and release, and files that need more than these extras.
+        left_out: Tests that show the same on each Python and release, and tests that need more than these extras.
         is_for_platforms: Whether it is tested on platforms alone.
     """
 
