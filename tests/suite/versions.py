@@ -97,6 +97,7 @@ ROOMS: Final = {
             "tests/airflow/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
             "tests/airflow/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
             "tests/airflow/test_spark_page.py",
+            "tests/airflow/test_author_errors.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
             "tests/airflow/test_batch_size.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",
             *(
                 f"tests/airflow/test_context.py::{name}_is_looked_at_when_it_is_known[payload]"
