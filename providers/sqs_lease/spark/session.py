@@ -100,10 +100,6 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
             spark.stop()
 
 
-def _named_master(master: str | None) -> dict[str, str]:
-    return {} if master is None else {"spark.master": master}
-
-
 @contextmanager
 def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
     """Have the Java process that is started in the block find its settings in a file that only this user reads.
