@@ -626,7 +626,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         queue: The queue's name, ARN or URL.
         max_messages: Most messages that are in hand at once, waiting for a worker or worked on; 10 by default. Messages
             that wait are invisible to other consumers: where work takes long, as many as are worked on at once is
-            best.
+            best. As many again, ten at least, may be in flight until the service has deleted them.
         wait: How long a lease waits for a first message; 20 s by default. :meth:`run` waits until it is stopped.
         linger: How long a lease waits for more once one came; 1 s by default.
         policy: See :func:`lease`.

@@ -8,7 +8,6 @@ triggers run in virtual time over queues in memory, whose calls have the names o
 
 import asyncio
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,8 @@ from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_s
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
+from sqs_lease.spark.sources.s3_events import S3Read
+from sqs_lease.spark.sources.s3_events.allowance import Spool, SpooledFile
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
@@ -226,8 +227,9 @@ def test_objects_that_messages_name(wire: Wire, bucket: str) -> None:
     version = s3.put_object(Bucket=bucket, Key="object", Body=b"content").get("VersionId", "null")
     wire.calls.clear()
     for wanted in (S3Object(bucket, "object"), S3Object(bucket, "object", version)):
-        with tempfile.TemporaryFile() as file:
-            assert ObjectStore(2).fetch(wanted, file) == len(b"content")
+        allowance = S3Read().allowance(Spool(len(b"content")))
+        with SpooledFile(allowance) as file:
+            assert ObjectStore(2).fetch(wanted, file, allowance) == len(b"content")
 
     assert wire.actions(bucket) == RECORDED["spark"][Place.OBJECTS]
 

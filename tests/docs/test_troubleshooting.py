@@ -18,6 +18,7 @@ CAUGHT_WITHIN = {
     *("LoopThreadError", "NotTrueOrFalseError", "StepFailedError"),
     *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
+    *("OverAllowanceError", "SpoolFullError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""
 

@@ -116,13 +116,36 @@ class TestSingleMessages:
 
     def test_no_more_are_in_hand_than_were_asked_for(self, orders: Orders) -> None:
         orders.queue.send(*map(str, range(40)))
+        in_hand: list[int] = []
+        ended: list[str] = []
+
+        def work(message: Message) -> None:
+            # In this order: what happens between the looks makes the number smaller, never larger.
+            deleted = orders.queue.deleted
+            received = deleted + len(orders.queue.invisible)
+            in_hand.append(received - len(ended))
+            ended.append(message.body)
+
+        run_until(orders, lambda: orders.queue.deleted == 40, work, max_messages=7, concurrency=3)
+        assert max(in_hand) <= 7
+
+    def test_no_more_are_received_than_can_be_deleted(self, orders: Orders) -> None:
+        orders.queue.send(*map(str, range(60)))
+        deletes: list[TransportCall] = []
         most: list[int] = []
+
+        def cut_off(call: TransportCall) -> Fault:
+            if call.operation is not Operation.DELETE:
+                return NO_FAULT
+            deletes.append(call)
+            return Fault(unreachable=len(deletes) <= 6)
 
         def work(message: Message) -> None:
             most.append(len(orders.queue.invisible))
 
-        run_until(orders, lambda: orders.queue.deleted == 40, work, max_messages=7, concurrency=3)
-        # Those that are being deleted are in flight still.
+        orders.faults = cut_off
+        run_until(orders, lambda: orders.queue.deleted == 60, work, max_messages=7, concurrency=3)
+        assert len(deletes) > 6
         assert max(most) <= 7 + 10
 
     def test_several_are_worked_on_at_a_time(self, orders: Orders) -> None:

@@ -154,7 +154,7 @@ def other_manifests(draw: st.DrawFn) -> bytes:
         "receive_count": [1, 1],
         "attributes": [draw(json_near(ROW["attributes"])), b"{}"],
         "message_attributes": [draw(json_near(ROW["message_attributes"])), None],
-        "not_json": [None, CONTENT],
+        "altered": [False, True],
     }
     columns |= {
         name: [draw(st.none() | st.integers(0, 5) | st.binary(max_size=5))] * 2

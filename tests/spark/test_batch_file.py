@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -22,7 +24,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sqs_lease.batch_files.manifest import ManifestError, why_not_json, write_manifest
+from sqs_lease.batch_files.manifest import ManifestError, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import TextSource, WorkspaceError, batch_parts, message_ids
 from sqs_lease.spark.batch_file import REASONS, BatchFile, written_batch
@@ -68,7 +70,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "receive_count": 3,
                     "attributes": msgspec.json.encode(said).decode(),
                     "message_attributes": '{"trace":{"DataType":"Binary","BinaryValue":{"base64":"AP8="}}}',
-                    "not_json": why_not_json("body"),
+                    "altered": False,
                 },
                 {
                     "message_id": "bare",
@@ -77,7 +79,7 @@ def test_messages_are_written_with_what_the_service_and_the_sender_said_of_them(
                     "receive_count": 1,
                     "attributes": "{}",
                     "message_attributes": None,
-                    "not_json": why_not_json("x"),
+                    "altered": False,
                 },
             ]
             assert batch.rejected.to_pylist() == [{"message_id": "bare", "reason": "an x"}]
@@ -112,8 +114,7 @@ def test_a_body_that_no_file_can_hold_is_rejected_whatever_its_source_is(tmp_pat
             assert batch is not None
             assert rows(batch.path)[0]["body"] == "half ?"
             assert batch.rejected["message_id"].to_pylist() == ["m", "json"]
-            of_syntax = "not valid JSON" if isinstance(checker, PlainChecker) else "not text"
-            assert set(batch.rejected["reason"].to_pylist()) == {f"{of_syntax}: half a surrogate pair"}
+            assert set(batch.rejected["reason"].to_pylist()) == {"not text: half a surrogate pair"}
 
 
 @pytest.mark.parametrize("as_manifest", [False, True], ids=["objects", "manifest"])
@@ -152,7 +153,8 @@ def test_a_manifest_is_the_file_already(tmp_path: Path) -> None:
     with written_batch(manifest, workspace=tmp_path / "w", checker=PlainChecker()) as batch:
         assert batch is not None
         assert batch.path.samefile(manifest)
-        (reject,) = batch.rejected.to_pylist()
+        assert batch.rejected.num_rows == 0
+        (reject,) = batch.not_json().to_pylist()
         assert reject["message_id"] == "bad"
         assert reject["reason"].startswith("not valid JSON")
         # Its sender may remove it meanwhile.
@@ -173,7 +175,7 @@ def test_bodies_of_a_manifest_are_only_read_for_who_wants_more_than_their_syntax
         assert batch.rejected.to_pylist() == [{"message_id": "b", "reason": "an x"}]
     with written_batch(str(manifest), workspace=tmp_path / "w", checker=Syntax()) as batch:
         assert batch is not None
-        assert batch.rejected["message_id"].to_pylist() == ["b"]
+        assert not batch.is_checked
     assert checker.seen == ["{}", "x {}"]
 
 
@@ -239,9 +241,9 @@ def in_groups(path: Path, groups: Sequence[Sequence[Message]]) -> Path:
     return manifest
 
 
-def as_text(bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+def as_text(bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
     """A parser that takes every body."""
-    return pa.table({"text": bodies}), pa.repeat(True, len(bodies))
+    return pa.table({"text": bodies}), pa.repeat(True, len(bodies)), pa.nulls(len(bodies), pa.string())
 
 
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6), out=st.sets(st.integers(0, 24)))
@@ -413,6 +415,73 @@ with scratch_directory({str(tmp_path)!r}) as directory:
 
     with scratch_directory(tmp_path) as ours:
         assert sorted(tmp_path.iterdir()) == sorted([ours, tmp_path / "of the user"])
+
+
+class TestWhoMayRead:
+    @pytest.fixture(autouse=True)
+    def open_to_all(self) -> Iterator[None]:
+        """As most systems create files: readable by all."""
+        before = os.umask(0o022)
+        yield
+        os.umask(before)
+
+    def test_a_directory_of_the_drivers_own_lets_no_other_user_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with written_batch(good([1]), workspace=None, checker=Checker()) as batch:
+            assert batch is not None
+            closed = batch.path.parent.stat()
+            assert (stat.S_IMODE(closed.st_mode), closed.st_uid) == (0o700, os.getuid())
+            # There is no directory above that others could have made.
+            assert batch.path.parent.parent == tmp_path
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_link_that_another_user_laid_is_not_followed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        temporary, theirs = tmp_path / "tmp", tmp_path / "theirs"
+        temporary.mkdir()
+        theirs.mkdir()
+        (theirs / "kept").touch()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        for name in (f"sqs-lease-batches-{os.getuid()}", f"sqs-lease-batch-{os.getuid()}-abc"):
+            (temporary / name).symlink_to(theirs)
+
+        with scratch_directory(None) as directory:
+            assert not directory.is_relative_to(theirs)
+            assert directory.parent.resolve() == temporary
+            assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
+        assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
+
+    def test_what_looks_like_left_over_and_is_another_users_is_left_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs = tmp_path / "try-of-another"
+        theirs.mkdir()
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+
+        with scratch_directory(tmp_path):
+            pass
+
+        assert list(theirs.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("mode", "expected"), [(0o700, 0o700), (0o755, 0o750), (0o770, 0o770), (0o777, 0o770)], ids=oct
+    )
+    def test_in_a_workspace_the_group_gets_in_where_the_owner_let_it_and_others_never(
+        self, mode: int, expected: int, tmp_path: Path
+    ) -> None:
+        tmp_path.chmod(mode)
+
+        with scratch_directory(tmp_path) as directory:
+            assert stat.S_IMODE(directory.stat().st_mode) == expected
+
+    def test_a_workspace_that_is_created_is_the_owners(self, tmp_path: Path) -> None:
+        with scratch_directory(tmp_path / "a" / "work") as directory:
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "a" / "work").stat().st_mode) == 0o700
 
 
 def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.manifest import METADATA_KEY, ManifestError, message_table, write_manifest
+from sqs_lease.batch_files.manifest import METADATA_KEY, ManifestError, message_tables, write_manifest
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import (
     BatchIdReusedError,
@@ -114,7 +114,7 @@ def test_a_message_with_an_odd_attribute_stops_no_batch(place: Place, *, as_mani
 @pytest.mark.parametrize("attributes", ["", "[]", "{", '"SequenceNumber"', "[" * 100_000, '{"SequenceNumber": NaN}'])
 def test_attributes_of_a_manifest_that_are_no_object_stop_no_batch(place: Place, attributes: str) -> None:
     first, second = (replace(its, attributes={"MessageGroupId": "g", "SequenceNumber": "1"}) for its in good([1, 2]))
-    table = message_table([first, second])
+    (table,) = message_tables([first, second])
     odd = pa.array([table["attributes"][0].as_py(), attributes])
     at = table.schema.get_field_index("attributes")
     header = {METADATA_KEY: json.dumps({"version": 1, "batch_id": "b", "queue_url": "q"})}
@@ -127,7 +127,7 @@ def test_attributes_of_a_manifest_that_are_no_object_stop_no_batch(place: Place,
 
 def test_a_manifest_without_its_columns_is_refused_by_its_name(place: Place) -> None:
     header = {METADATA_KEY: json.dumps({"version": 1, "batch_id": "b", "queue_url": "q"})}
-    table = message_table(good([1]))
+    (table,) = message_tables(good([1]))
     for name in table.column_names:
         pq.write_table(table.drop_columns([name]).replace_schema_metadata(header), place.root / "manifest")
         with pytest.raises(ManifestError, match=f"{place.root}/manifest has a row that is not a message"):

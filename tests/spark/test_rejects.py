@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message
 from sqs_lease.spark import DeltaSink, IngestResult, JsonSource
 from tests.docs.test_examples import ROOT, blocks
-from tests.spark.samples import InterruptedSink, Place, good, message, rows, staged_files, stored_ids
+from tests.spark.samples import SCHEMA, InterruptedSink, Place, good, message, rows, staged_files, stored_ids
 
 pytestmark = pytest.mark.processes
 
@@ -39,6 +40,21 @@ def test_rejects_are_stored_once_with_body_and_reason_and_are_done_then(place: P
     assert store(batch) == replace(result, rows=0)
     assert store([message("driver", "[]", receive_count=2)]).duplicates == 1
     assert len(rows(rejects)) == 2
+
+
+@pytest.mark.parametrize("has_rejects", [False, True], ids=["reported", "stored"])
+def test_what_a_sender_wrote_adds_no_line_to_a_log_or_a_reason(
+    place: Place, caplog: pytest.LogCaptureFixture, has_rejects: bool
+) -> None:
+    forged = "a\nERROR the queue was deleted\x1b[2K"
+    source = JsonSource(SCHEMA, new_fields="reject")
+    batch = [*good([1]), message("bad", json.dumps({"id": 2, forged: 1})), message("b\nad", "[]")]
+
+    result = place.ingest(batch, source=source, rejects=DeltaSink(place.root / "rejects") if has_rejects else None)
+
+    assert result.rejected["bad"] == "not in the schema: a ERROR the queue was deleted [2K"
+    assert "message bad: not in the schema" in caplog.text
+    assert all(text.isprintable() for text in (record.getMessage() for record in caplog.records))
 
 
 def test_rejects_that_were_stored_by_a_try_that_died_then_are_not_stored_twice(place: Place) -> None:

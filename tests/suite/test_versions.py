@@ -140,5 +140,5 @@ def test_tests_that_are_left_out_exist() -> None:
     for room in ROOMS.values():
         for test in room.left_out:
             file, _, name = test.partition("::")
-            assert not name or f"\ndef {name}(" in (ROOT / file).read_text()
+            assert not name or f"\ndef {name.partition('[')[0]}(" in (ROOT / file).read_text()
             assert (ROOT / file).is_file()

@@ -48,7 +48,7 @@ class Room:
         tests: The tests.
         named: The packages whose versions the page names.
         beside: What only this room's tests need.
-        left_out: Tests that show the same on each Python and release, and files that need more than these extras.
+        left_out: Tests that show the same on each Python and release, and tests that need more than these extras.
         is_for_platforms: Whether it is tested on platforms alone.
     """
 
@@ -94,6 +94,23 @@ ROOMS: Final = {
             "tests/airflow/test_payload_on_s3.py",
             "tests/airflow/test_spark_operator.py",
             "tests/airflow/test_submitted_job_on_s3.py",
+            "tests/airflow/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
+            "tests/airflow/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
+            "tests/airflow/test_spark_page.py",
+            "tests/airflow/test_author_errors.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
+            "tests/airflow/test_batch_size.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",
+            *(
+                f"tests/airflow/test_context.py::{name}_is_looked_at_when_it_is_known[payload]"
+                for name in (
+                    "test_a_template_of_statements_alone",
+                    "test_the_result_of_another_task",
+                    "test_a_parameter_of_the_dag",
+                )
+            ),
+            "tests/airflow/test_migration.py::test_the_large_batch_is_stored",
+            "tests/airflow/test_sealed_handover.py::test_stored_leases_of_another_batch_are_refused",
+            "tests/airflow/test_unpublishable_messages.py::test_a_binary_attribute_travels_as_base64[by files]",
+            "tests/airflow/test_unpublishable_messages.py::test_such_a_message_goes_through_files",
         ),
         is_for_platforms=True,
     ),

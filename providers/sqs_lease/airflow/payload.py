@@ -252,10 +252,10 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
 
 
 def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
-    from sqs_lease.batch_files.manifest import ManifestError, read_manifest
-
     if MANIFESTS not in reference:
         raise TypeError("read_messages() takes the value of a lease (sqs_lease(...) as value), not another mapping")
+    from sqs_lease.batch_files.manifest import ManifestError, read_manifest
+
     for uri in reference[MANIFESTS]:
         try:
             yield from read_manifest(_path(uri)).messages

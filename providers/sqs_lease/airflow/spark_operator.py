@@ -28,7 +28,6 @@ from sqs_lease.airflow.held_guard import any_held, keeper_of_work
 from sqs_lease.airflow.payload import MANIFEST_EXTRAS, MANIFESTS, BatchValue
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
-from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.job import (
     ERROR,
     JobError,
@@ -331,7 +330,7 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
         # Not needed to parse a DAG, and it takes pyarrow.
         from sqs_lease.batch_files.manifest import write_manifest
 
-        write_manifest(path, batch_id=name, queue_url="", messages=_messages(messages))
+        write_manifest(path, batch_id=name, queue_url="", messages=_listed(messages))
         return [path]
     paths = []
     for number, uri in enumerate(stored):
@@ -363,7 +362,7 @@ def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterato
         yield stored
         return
     uri = f"{workspace.rstrip('/')}/manifests/{uuid4().hex}.parquet"
-    with temporary_manifest(shared_path(uri), _messages(messages), batch_id=name):
+    with temporary_manifest(shared_path(uri), _listed(messages), batch_id=name):
         yield [uri]
 
 
@@ -375,8 +374,9 @@ def shared_path(uri: str) -> Any:
     return path
 
 
-def _messages(values: Any) -> list[Message]:
-    return [Message.from_api(value) for value in values]
+def _listed(messages: BatchValue) -> list[Mapping[str, Any]]:
+    listed: list[Any] = list(messages)
+    return listed
 
 
 NOT_WAITING: Final = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")

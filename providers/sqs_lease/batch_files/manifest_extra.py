@@ -16,10 +16,8 @@ def require_manifests(who: str, extras: str, otherwise: str = "") -> None:
     Raises:
         ModuleNotFoundError: It is not.
     """
-    for module in ("jiter", "pyarrow"):
-        if find_spec(module) is None:
-            alternative = f", or {otherwise}" if otherwise else ""
-            raise ModuleNotFoundError(
-                f'{who} needs {module} wherever it runs: pip install "sqs-lease[{extras}]"{alternative}',
-                name=module,
-            )
+    if find_spec("pyarrow") is None:
+        alternative = f", or {otherwise}" if otherwise else ""
+        raise ModuleNotFoundError(
+            f'{who} needs pyarrow wherever it runs: pip install "sqs-lease[{extras}]"{alternative}', name="pyarrow"
+        )

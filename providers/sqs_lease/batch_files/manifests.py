@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,13 +10,15 @@ from sqs_lease.core.messages import Message
 
 
 @contextmanager
-def temporary_manifest(path: Any, messages: Sequence[Message], *, batch_id: str, queue_url: str = "") -> Iterator[None]:
+def temporary_manifest(
+    path: Any, messages: Iterable[Message | Mapping[str, Any]], *, batch_id: str, queue_url: str = ""
+) -> Iterator[None]:
     """Have the messages in a manifest as long as the block lasts.
 
     Args:
         path: The file: anything that opens and removes files as :class:`pathlib.Path` does. Where it has directories,
             its own exists.
-        messages: The messages; their receipt handles are left out.
+        messages: The messages, or mappings in the shape of the SQS API; their receipt handles are left out.
         batch_id: Names the batch.
         queue_url: The queue.
 

@@ -17,9 +17,9 @@ _SHOWN_HANDLE_CHARACTERS = 6
 _BASE64 = "base64"
 
 _LONGEST_NUMBER = 18  # digits
-_MOST_RECEIVES = 2**31 - 1
+MOST_RECEIVES = 2**31 - 1
 """As many as tables and files have room for."""
-_LAST_MILLISECOND = 253_402_300_799_999
+LAST_MILLISECOND = 253_402_300_799_999
 """Of the year 9999."""
 
 
@@ -74,7 +74,7 @@ class Message:
     @property
     def receive_count(self) -> int:
         """How often the message was received, this reception included; 1 where the service did not say."""
-        return min(_whole_number(self.attributes.get("ApproximateReceiveCount")) or 1, _MOST_RECEIVES)
+        return min(whole_number(self.attributes.get("ApproximateReceiveCount")) or 1, MOST_RECEIVES)
 
     @property
     def message_group_id(self) -> str | None:
@@ -84,8 +84,8 @@ class Message:
     @property
     def sent_at(self) -> datetime | None:
         """When the message was sent, in UTC; None if the service did not say."""
-        milliseconds = _whole_number(self.attributes.get("SentTimestamp"))
-        if milliseconds is None or milliseconds > _LAST_MILLISECOND:
+        milliseconds = whole_number(self.attributes.get("SentTimestamp"))
+        if milliseconds is None or milliseconds > LAST_MILLISECOND:
             return None
         return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
@@ -128,7 +128,7 @@ class Message:
         return cls(Receipt(message_id, handle), body, dict(attributes), attributes_from_plain(sent) if sent else {})
 
 
-def _whole_number(text: object) -> int | None:
+def whole_number(text: object) -> int | None:
     """The number in an attribute of the service; None if it is missing, or is not one.
 
     A message may come from somewhere else than SQS, and one that says nonsense must not stop its batch.

@@ -35,11 +35,27 @@ S3: Final = "s3://"
 """What a workspace begins with that is no directory."""
 
 _TEMPLATES: Final = ("{{", "{%", "{#")
-_SECRET_NAME: Final = re.compile(r"secret|password|passwd|token|access[._-]?key$|account[._-]?key$", re.IGNORECASE)
-# In an address, or in libpq's other notation: "host=... password=...".
-_PASSWORD: Final = re.compile(r"//[^/\s:@]*:[^/\s]+@|\bpassword\s*=", re.IGNORECASE)
+# Names of secrets without what stands between their words. The id of an access key is none, but its key is.
+_SECRET_NAME: Final = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|accesskey(?!id)|accountkey|privatekey|apikey|sharedkey|encryptionkey"
+)
+# Shared access signatures of Azure.
+_SIGNATURE_NAME: Final = re.compile(r"(^|[._-])(sas|sig)($|[._-])", re.IGNORECASE)
+_BETWEEN_WORDS: Final = re.compile(r"[._-]")
+# What says where a secret is, or how it is found.
+_OF_A_SECRET: Final = re.compile(r"(providers?|providerpath|file|path|enabled)$")
+# In an address: all before the last @, which may have a slash in it.
+_IN_ADDRESS: Final = re.compile(r"//[^/\s:@]*:[^@]+@")
+# In an address, libpq's other notation ("host=... password=..."), JDBC's (";pwd=...") and options of Java ("-Dname=").
+_NAMED: Final = re.compile(r"(?:^|[?&;,\s]|-D)([\w.-]+)\s*=")
 _FUNCTION: Final = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 _NAMES: Final = ("version", "source", "sink", "rejects", "workspace", "spark_conf")
+
+
+_REFUSED_ADDRESS: Final = (
+    "{place} has a password in it, and a spec is stored and shown: leave the password to the environment (PGPASSWORD, "
+    'a password file), or put the whole address into a variable and give {{"env": "NAME"}}'
+)
 
 
 class SpecError(ValueError):
@@ -102,6 +118,7 @@ class IngestionSpec:
             raise SpecError(
                 f"workspace must be the absolute path of a directory, or s3://bucket/..., not {workspace!r}"
             )
+        _text(workspace, "workspace")
         conf = _mapping(spec.get("spark_conf", {}), "spark_conf")
         for name, value in conf.items():
             _settings_value(value, f"spark_conf[{name!r}]", name)
@@ -169,15 +186,14 @@ def _text(value: Any, place: str) -> None:
         return
     if not isinstance(value, str) or not value:
         raise SpecError(f'{place} must be a string that is not empty, or {{"env": "NAME"}}, not {_shown(value)}')
+    if _IN_ADDRESS.search(value):
+        raise SpecError(_REFUSED_ADDRESS.format(place=place))
 
 
 def _url(value: Any, place: str) -> None:
     _text(value, place)
     if isinstance(value, str) and _has_password(value):
-        raise SpecError(
-            f"{place} has a password in it, and a spec is stored and shown: leave the password to the environment "
-            '(PGPASSWORD, a password file), or put the whole address into a variable and give {"env": "NAME"}'
-        )
+        raise SpecError(_REFUSED_ADDRESS.format(place=place))
 
 
 def _texts(value: Any, place: str) -> None:
@@ -188,7 +204,8 @@ def _texts(value: Any, place: str) -> None:
 
 
 def _read(value: Any, place: str) -> None:
-    checks = {"delimiter": _text, "threads": _number, "tasks": _number}
+    limits = ("max_bytes", "max_content_bytes", "max_rows", "max_seconds", "spool_bytes")
+    checks = {"delimiter": _text, **dict.fromkeys(("threads", "tasks", *limits), _number)}
     _check_names(_mapping(value, place), checks, place)
     for name, one in value.items():
         checks[name](one, f"{place}[{name!r}]")
@@ -208,7 +225,7 @@ def _options(value: Any, place: str) -> None:
 def _settings_value(value: Any, place: str, name: str) -> None:
     if not (_is_reference(value) or isinstance(value, str | bool | int | float)):
         raise SpecError(f'{place} must be a string, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
-    if _SECRET_NAME.search(name) and isinstance(value, str):
+    if _is_secret(name) and not (_is_reference(value) or isinstance(value, bool)) and value not in ("true", "false"):
         raise SpecError(f'{place} looks like a secret, and a spec is stored and shown: give {{"env": "NAME"}} instead')
     if isinstance(value, str) and _has_password(value):
         raise SpecError(f'{place} has a password in it, and a spec is stored and shown: give {{"env": "NAME"}} instead')
@@ -339,8 +356,14 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"env"} and isinstance(value["env"], str)
 
 
+def _is_secret(name: str) -> bool:
+    plain = _BETWEEN_WORDS.sub("", name.lower())
+    has_name = _SECRET_NAME.search(plain) or _SIGNATURE_NAME.search(name)
+    return has_name is not None and _OF_A_SECRET.search(plain) is None
+
+
 def _has_password(text: str) -> bool:
-    return _PASSWORD.search(text) is not None
+    return _IN_ADDRESS.search(text) is not None or any(_is_secret(name) for name in _NAMED.findall(text))
 
 
 def _nearest(name: object, known: Sequence[str] | Mapping[str, Any]) -> str:

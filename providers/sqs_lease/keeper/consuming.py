@@ -7,6 +7,9 @@ each message by the end of its work. Workers are threads or tasks, which take wh
 
 - **At most ``max_messages`` are in hand**, waiting or worked on. It receives again when there is room for ten, or when
   no more messages are offered than there are workers.
+- **At most as many again (ten at least) are being settled.** Messages whose work has ended are in flight until the
+  service has deleted them, and come again if the program dies. While deletes fail, a consumer would otherwise work
+  through the whole queue, and leave all of it to be repeated.
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
   ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
@@ -107,6 +110,7 @@ class Consuming:
         # By message group: what a worker may claim, or works on, and behind it what waits for that.
         self._lines: dict[str, deque[Work]] = {}
         self._left: dict[Batch, int] = {}  # how many messages of a receive have not ended
+        self._held = 0  # the sum of those: in hand, and being settled
         self._received_messages = 0
         self._ended: Counter[Outcome] = Counter()
         self._counts: Counter[str] = Counter()
@@ -194,14 +198,14 @@ class Consuming:
         ended = {outcome.name.lower(): count for outcome, count in self._ended.items()}
         counts = Counter(ended)
         counts["received"] = self._received_messages
-        counts["held"] = sum(self._left.values())
+        counts["held"] = self._held
         for name in _COUNTED_BY_BATCH:
             counts[name] = self._counts[name] + sum(getattr(batch, name) for batch in self._left)
         return LeaseReport(**{each.name: counts[each.name] for each in fields(LeaseReport)})
 
     def _room(self) -> int:
         most = self._settings.options.max_messages
-        room = most - len(self._works)
+        room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)
         if room >= min(MAX_BATCH_ENTRIES, most):
             return room
         # Not whether any is unclaimed: a worker that is free takes its time to claim one, and does not tell of it.
@@ -217,6 +221,7 @@ class Consuming:
             on_event=lambda event: self._happened(batch, event),
         )
         self._left[batch] = len(reception.messages)
+        self._held += len(reception.messages)
         self._received_messages += len(reception.messages)
         batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
         for message in reception.messages:
@@ -271,6 +276,9 @@ class Consuming:
                 return
             outcome = Outcome.LOST
         self._ended[outcome] += 1
+        self._held -= 1
+        if self._stream is not None:
+            self._stream.look()
         left = self._left[batch] = self._left[batch] - 1
         if not left:
             del self._left[batch]

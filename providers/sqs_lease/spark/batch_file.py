@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -30,12 +30,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.manifest import HALF_A_PAIR, SCHEMA, ManifestPath, opened_manifest, rows_of, write_manifest
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.batch_files.json_syntax import why_not_json
+from sqs_lease.batch_files.manifest import SCHEMA, ManifestPath, message_tables, opened_manifest, rows_of, write_tables
+from sqs_lease.core.messages import Message
 from sqs_lease.spark.batch_parts import CHOSEN, BatchParts
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import WorkspaceError
-from sqs_lease.spark.message_ids import constant, filtered, is_among, mapped, positions, repeated_ids, slices, together
+from sqs_lease.spark.message_ids import (
+    constant,
+    filtered,
+    is_among,
+    mapped,
+    positions,
+    repeated_ids,
+    slices,
+    together,
+    without,
+)
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
@@ -54,7 +65,7 @@ MESSAGE_ATTRIBUTES: Final = "message_attributes"
 """The sender's attributes in the shape of the SQS API, as JSON text (bytes: ``{"base64": "..."}``), or null."""
 
 _REJECTED: Final = "rejected"
-_NOT_JSON: Final = "not_json"
+_ALTERED: Final = "altered"
 # By which the service tells a message that came to its queue as a dead letter.
 _DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
 _SEQUENCE_NUMBER: Final = "SequenceNumber"
@@ -63,7 +74,6 @@ _GROUP: Final = "MessageGroupId"
 _MOST: Final = 999
 # The service's have 20.
 _LONGEST_NUMBER: Final = 128
-_LOOKED_AT_FIRST: Final = 1_000
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _SPARK_SCHEMA: Final = (
     f"{MESSAGE_ID} STRING, {BODY} STRING, {SENT_AT} TIMESTAMP, {RECEIVE_COUNT} INT, {ATTRIBUTES} STRING, "
@@ -101,12 +111,15 @@ class BatchFile:
             message, the one received last. Without the time where that does not tell one message from another.
         received: How many were handed over, repetitions included.
         is_shared: Whether the executors reach the file. If not, the driver sends them what is in it.
+        is_checked: Whether all bodies that the source cannot take for their syntax are among the rejected. If not, the
+            tasks that parse them say so; where Spark parses them itself, :meth:`not_json` does.
     """
 
     path: Path
     messages: pa.Table
     received: int
     is_shared: bool
+    is_checked: bool
 
     @property
     def repeated(self) -> int:
@@ -125,6 +138,17 @@ class BatchFile:
         rejected = self.messages.filter(pc.is_valid(self.messages[_REJECTED]))
         return rejected.select([MESSAGE_ID, _REJECTED]).rename_columns(REASONS.names).cast(REASONS)
 
+    def not_json(self) -> pa.Table:
+        """Those of the other messages whose bodies are not one JSON object, as :data:`REASONS`. It reads all bodies."""
+        found = [REASONS.empty_table()]
+        with pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                read = file.read_row_group(group, columns=[MESSAGE_ID, BODY])
+                reasons = pa.chunked_array([map(why_not_json, read[BODY].to_pylist())], pa.string())
+                named = pa.Table.from_arrays([read[MESSAGE_ID], reasons], names=REASONS.names)
+                found.append(named.filter(pc.is_valid(reasons)).cast(REASONS))
+        return without(pa.concat_tables(found), self.rejected["message_id"])
+
     def accepted(self, spark: SparkSession) -> DataFrame:
         """The messages that Spark is to parse, as rows of the columns of this module."""
         messages, rejected = self._read(spark, self.path, _SPARK_SCHEMA), self.rejected["message_id"]
@@ -138,9 +162,9 @@ class BatchFile:
         """Leave all messages but some out."""
         return self._compared(messages, message_ids, "left_semi")
 
-    def parts(self, parser: ArrowParser, without: pa.ChunkedArray, batch_id: str) -> BatchParts:
-        """The messages for tasks that read them themselves, without some and without what the driver rejected."""
-        out = together(self.rejected["message_id"], without)
+    def parts(self, parser: ArrowParser, others: pa.ChunkedArray, batch_id: str) -> BatchParts:
+        """The messages for tasks that read them themselves, without others and without what the driver rejected."""
+        out = together(self.rejected["message_id"], others)
         chosen = self._written_choice(is_among(self.messages[MESSAGE_ID], out)) if len(out) else None
         return BatchParts.of(self.path, chosen=chosen, parser=parser, batch_id=batch_id)
 
@@ -218,20 +242,20 @@ def written_batch(
 
     Raises:
         ManifestError: The manifest cannot be used.
-        TypeError, ValueError: Something is no message: see :func:`messages_of`.
+        TypeError, ValueError: Something is no message: see :func:`.manifest.message_tables`.
         WorkspaceError: The file cannot be written.
     """
     if isinstance(messages, str | os.PathLike):
         messages = Path(messages)
     with ExitStack() as stack:
         if isinstance(messages, Iterable):
-            given = messages_of(messages)
+            tables = message_tables(messages)
             # Nothing is written for a batch that is empty, or of which one of the first is no message.
-            first = list(islice(given, _LOOKED_AT_FIRST))
-            if not first:
+            first = next(tables, None)
+            if first is None:
                 yield None
                 return
-            bring = partial(write_manifest, batch_id="", queue_url="", messages=chain(first, given))
+            bring = partial(write_tables, batch_id="", queue_url="", tables=chain([first], tables))
             name: object = "the batch"
         else:
             bring = partial(_bring, messages, stack.enter_context(messages.open("rb")))
@@ -242,39 +266,6 @@ def written_batch(
             bring(path)
             batch = _read_batch(path, name, checker, keys_of, is_shared=workspace is not None)
         yield batch
-
-
-def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> Iterator[Message]:
-    """Take messages that come as objects or dicts. Their receipt handles are left out.
-
-    Raises:
-        TypeError: Something is no message.
-        ValueError: A message lacks its id or body.
-    """
-    for position, message in enumerate(given):
-        if isinstance(message, Message):
-            taken = message
-        elif isinstance(message, Mapping):
-            try:
-                taken = Message(
-                    Receipt(message["MessageId"], ""),
-                    message["Body"],
-                    message.get("Attributes") or {},
-                    message.get("MessageAttributes") or {},
-                )
-            except KeyError as error:
-                raise ValueError(
-                    f"messages[{position}] has no {error}: expected a message in the shape of the SQS API, "
-                    "with MessageId and Body"
-                ) from None
-        else:
-            raise TypeError(f"messages[{position}] must be a Message or a dict, not {type(message).__name__}")
-        message_id, body = taken.message_id, taken.body
-        if not isinstance(message_id, str) or not message_id:
-            raise ValueError(f"messages[{position}] has an empty message id")
-        if not isinstance(body, str):
-            raise TypeError(f"the body of messages[{position}] ({message_id}) must be a str, not {type(body).__name__}")
-        yield taken
 
 
 def _read_batch(
@@ -296,7 +287,8 @@ def _read_batch(
         latest = _latest(messages, again)
         path = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter)
         messages = filtered(messages, latest)
-    return BatchFile(path, messages, received, is_shared)
+    is_checked = not (isinstance(checker, SyntaxChecker) and checker.wants_json)
+    return BatchFile(path, messages, received, is_shared, is_checked)
 
 
 @dataclass
@@ -319,14 +311,14 @@ class _ManifestReading:
 
     def messages(self, file: pq.ParquetFile) -> Iterator[pa.Table]:
         """What the driver keeps of each message, a row group at a time: the bodies of all of them take much memory."""
-        wanted = [*_KEPT, _NOT_JSON, ATTRIBUTES]
+        wanted = [*_KEPT, _ALTERED, ATTRIBUTES]
         if self.keys_of is not None or not isinstance(self.checker, SyntaxChecker):
             wanted.append(BODY)
         before = 0
         for number in range(file.num_row_groups):
             rows = rows_of(self.name, file, wanted, group=number)
             if isinstance(self.checker, SyntaxChecker):
-                reasons = self.checker.reasons_by_syntax(rows[_NOT_JSON])
+                reasons = pa.chunked_array([pa.nulls(len(rows), pa.string())])
             else:
                 reasons = pa.chunked_array([self.checker.reasons(rows[BODY].to_pylist())], pa.string())
             said = rows[ATTRIBUTES]
@@ -337,9 +329,7 @@ class _ManifestReading:
                 self.places.append(repeat(None, len(said)))
             self.has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
             before += len(said)
-            # Of such a body, the file has something else.
-            unwritten = pc.fill_null(pc.equal(rows[_NOT_JSON], HALF_A_PAIR), False)
-            reasons = pc.coalesce(reasons, pc.if_else(unwritten, NOT_TEXT, None).cast(pa.string()))
+            reasons = pc.coalesce(reasons, pc.if_else(rows[_ALTERED], NOT_TEXT, None).cast(pa.string()))
             kept = rows.select(_KEPT).append_column(_REJECTED, reasons)
             yield kept if self.keys_of is None else with_keys(kept, self.keys_of(rows[BODY].to_pylist()))
 

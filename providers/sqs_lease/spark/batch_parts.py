@@ -28,6 +28,9 @@ _READ: Final = ["message_id", "sent_at", _BODY]
 CHOSEN: Final = pa.schema([("is_wanted", pa.bool_())])
 """Which messages of a part are wanted, in their order."""
 
+LEFT: Final = pa.schema([pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string())])
+"""Messages that tasks made no rows of: why they are rejected, or null for those that are left to Spark's own plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -35,11 +38,11 @@ class Made:
 
     Attributes:
         rows: The columns of a record and those that every table has, one row a message.
-        left: The ids of the messages that it left to Spark.
+        left: The messages without a row, as :data:`LEFT`.
     """
 
     rows: pa.Table
-    left: pa.ChunkedArray
+    left: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class BatchParts:
             return pa.ipc.open_file(file).get_batch(part).column(0)
 
     def _made(self, messages: pa.RecordBatch) -> Made:
-        rows, taken = self.parser(messages[_BODY])
+        rows, taken, reasons = self.parser(messages[_BODY])
         is_all = rows.num_rows == messages.num_rows
         of_rows = messages if is_all else messages.filter(taken)
         rows = (
@@ -109,8 +112,8 @@ class BatchParts:
             .append_column(SENT_AT, of_rows["sent_at"])
             .append_column(BATCH_ID, pa.repeat(self.batch_id, rows.num_rows))
         )
-        left = messages["message_id"].filter(pc.invert(taken))
-        return Made(rows, pa.chunked_array([left], pa.string()))
+        left = pa.Table.from_arrays([messages["message_id"], reasons], names=LEFT.names).filter(pc.invert(taken))
+        return Made(rows, left.cast(LEFT))
 
 
 def _messages(file: pq.ParquetFile, part: int) -> Iterator[pa.RecordBatch]:

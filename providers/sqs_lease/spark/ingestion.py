@@ -35,6 +35,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
+from sqs_lease.core.failure_rules import printable
 from sqs_lease.ingestion.result import CleanUp, StoredResult
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
@@ -299,7 +300,8 @@ def _all_rejected(
         store = _rejects_store(spark, batch, batch_id, rejects)
         require_held()
         store(reasons)
-    found = dict(zip(*(column.to_pylist() for column in reasons.columns), strict=True))
+    message_ids_and_reasons = zip(*(column.to_pylist() for column in reasons.columns), strict=True)
+    found = {message_id: printable(reason) for message_id, reason in message_ids_and_reasons}
     return IngestResult(
         batch_id, batch.received, 0, 0, batch.received - len(found), found, 0, None, rejects is not None
     )
@@ -318,7 +320,7 @@ def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, bat
         message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
         raise TableError(
             f"batch {batch_id}: the table of rejects does not take {loaded.rejected.num_rows} messages, for example "
-            f"{message_id} ({reason}): let it have no rules of its own"
+            f"{printable(message_id)} ({printable(reason)}): let it have no rules of its own"
         )
 
 
@@ -334,7 +336,7 @@ def _result(
     all_empty = loaded.empty + pc.sum(empty, min_count=0).as_py()
     reported = [loaded.rejected, filtered(loaded.known, rejected)] if rejects_stored else [loaded.rejected]
     reasons = {
-        message_id: reason or ""
+        message_id: printable(reason or "")
         for table in reported
         for message_id, reason in zip(table["message_id"].to_pylist(), table["reason"].to_pylist(), strict=True)
     }
@@ -365,4 +367,4 @@ def _report(result: IngestResult) -> None:
         result.table_version,
     )
     for message_id, reason in islice(result.rejected.items(), _NAMED_MESSAGES):
-        logger.warning("rejected, for example: message %s: %s", message_id, reason)
+        logger.warning("rejected, for example: message %s: %s", printable(message_id), reason)

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from sqs_lease.spark._jvm import cancel_group_and_future_jobs, close_connection
 from sqs_lease.spark.errors import LeaseLostError
 
 logger = logging.getLogger(__name__)
@@ -204,8 +205,7 @@ class _Classic:
                     yield stage, progress.numCompletedTasks, progress.numTasks
 
     def cancel(self) -> None:
-        # Together with those that an interrupted query would begin next; PySpark has no name for that.
-        self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)  # noqa: SLF001
+        cancel_group_and_future_jobs(self._context, self._group)
 
     def cancel_and_wait(self) -> None:
         """Cancel, and wait until nothing runs: else tasks might write while what they wrote is removed."""
@@ -223,9 +223,7 @@ class _Classic:
 
         The next call, for example to stop the session, makes a new one.
         """
-        connection = self._context._gateway._gateway_client.get_thread_connection()  # noqa: SLF001 - no other way
-        if connection is not None:
-            connection.close()
+        close_connection(self._context)
 
 
 class _Connect:

@@ -17,7 +17,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, together, without
-from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Staged, Table
+from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Rest, Staged, Table
 from sqs_lease.spark.sources.source import ArrowParser
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
@@ -101,40 +101,47 @@ class MessageParser:
             table.discard(staged)
             torn = pa.concat_tables([torn, torn_now])
 
-    def _stage(self, table: Table[Any], without: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
-        """Stage the rows of all messages that the driver accepted, some left out; say which of them Spark rejects."""
+    def _stage(self, table: Table[Any], others: pa.ChunkedArray, batch_id: str) -> tuple[Staged, pa.Table]:
+        """Stage the rows of all messages that the driver accepted, without others; say which of them are rejected."""
         observed: list[Observation] = []
+        rejected: list[pa.Table] = []
 
         def plan(messages: DataFrame) -> DataFrame:
             observed.append(Observation())
             return self._rows(table, messages, observed[-1], batch_id)
 
-        staged = self._stage_parts(table, plan, without, batch_id)
+        def rest(left: pa.Table) -> DataFrame | None:
+            is_rejected = pc.is_valid(left["reason"])
+            rejected.append(left.filter(is_rejected).cast(REASONS))
+            unread = left["message_id"].filter(pc.invert(is_rejected))
+            if not len(unread):
+                return None
+            logger.info("batch %s: %d messages are left to Spark's own parser", batch_id, len(unread))
+            return plan(self.batch.only(self.batch.accepted(self.spark), unread))
+
+        staged = self._stage_parts(table, rest, others, batch_id)
         if staged is None:
+            observed.clear()
+            rejected.clear()
+            if not self.batch.is_checked:
+                rejected.append(without(self.batch.not_json(), others))
+                others = together(others, rejected[-1]["message_id"])
             messages = self.batch.accepted(self.spark)
-            staged = table.stage(plan(self.batch.without(messages, without) if len(without) else messages), batch_id)
+            staged = table.stage(plan(self.batch.without(messages, others) if len(others) else messages), batch_id)
         try:
             # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
             reasons = [row for observation in observed for row in json.loads(observation.get.get("reasons", "[]"))]
-            return staged, pa.Table.from_arrays(
-                [[row[MESSAGE_ID] for row in reasons], [row[REASON] for row in reasons]], schema=REASONS
-            )
+            seen = [[row[MESSAGE_ID] for row in reasons], [row[REASON] for row in reasons]]
+            return staged, pa.concat_tables([*rejected, pa.Table.from_arrays(seen, schema=REASONS)])
         except BaseException:
             table.discard(staged)
             raise
 
-    def _stage_parts(
-        self, table: Table[Any], plan: Callable[[DataFrame], DataFrame], without: pa.ChunkedArray, batch_id: str
-    ) -> Staged | None:
+    def _stage_parts(self, table: Table[Any], rest: Rest, others: pa.ChunkedArray, batch_id: str) -> Staged | None:
         """Let tasks read most messages themselves, where they reach the file, and source and table can do that."""
         if self.by_tasks is None or not self.batch.is_shared or not isinstance(table, PartsTable):
             return None
-
-        def rest(left: pa.ChunkedArray) -> DataFrame:
-            logger.info("batch %s: %d messages are left to Spark's own parser", batch_id, len(left))
-            return plan(self.batch.only(self.batch.accepted(self.spark), left))
-
-        parts = self.batch.parts(self.by_tasks, without, batch_id)
+        parts = self.batch.parts(self.by_tasks, others, batch_id)
         try:
             return table.stage_parts(self.spark, parts, rest, batch_id)
         except SPARK_ERRORS as error:

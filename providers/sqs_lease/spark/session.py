@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from sqs_lease.spark._jvm import has_java, start_java
 from sqs_lease.spark.java_home import java_for_spark, require_java
 
 INGESTION: Final[Mapping[str, str]] = {
@@ -25,6 +29,12 @@ INGESTION: Final[Mapping[str, str]] = {
     "spark.sql.files.maxPartitionBytes": "32m",
 }
 """What a stored batch must not leave to the session that happens to run it."""
+
+
+_NAME: Final = "sqs-lease"
+_SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
+# Of a value in a file of Java's properties. A space counts only where a value begins with it.
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"})
 
 
 @contextmanager
@@ -63,7 +73,7 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
     is_local = master is not None and master.startswith("local")
     if master is not None and not is_local:
         require_java()
-    builder = SparkSession.builder.appName("sqs-lease")
+    builder = SparkSession.builder.appName(_NAME)
     settings: dict[str, Any] = {"spark.sql.session.timeZone": "UTC"}
     if remote is not None:
         builder = builder.remote(remote)
@@ -76,12 +86,51 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
             settings["spark.ui.enabled"] = "false"
             if is_local:
                 settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    settings |= conf
     with java_for_spark() if is_local else nullcontext():
-        spark = builder.config(map={**settings, **conf}).getOrCreate()
+        if remote is None and not has_java():
+            with _settings_for_java(
+                {"spark.app.name": _NAME, **settings} | ({"spark.master": master} if master else {})
+            ):
+                start_java()
+        spark = builder.config(map=settings).getOrCreate()
         try:
             yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Have the Java process that is started in the block find its settings in a file that only this user reads.
+
+    PySpark by itself puts each setting of a session on a command line, which every user of the machine sees; and one
+    may be a secret from the environment.
+    """
+    with TemporaryDirectory(prefix="sqs-lease-") as directory:
+        file = Path(directory, "spark.conf")
+        file.touch(0o600)
+        file.write_text(properties(settings), encoding="utf-8")
+        before = os.environ.get(_SUBMIT_ARGUMENTS)
+        # The user's own spark-defaults.conf counts as it does without such a file, and so do arguments that are set.
+        given = f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {before or 'pyspark-shell'}"
+        os.environ[_SUBMIT_ARGUMENTS] = given
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_SUBMIT_ARGUMENTS]
+            else:
+                os.environ[_SUBMIT_ARGUMENTS] = before
+
+
+def properties(settings: Mapping[str, Any]) -> str:
+    """Write settings as a file of Java's properties: see ``java.util.Properties.load``."""
+    lines = []
+    for name, value in settings.items():
+        text = (str(value).lower() if isinstance(value, bool) else str(value)).translate(_ESCAPES)
+        lines.append(f"{name}={chr(92) if text.startswith(' ') else ''}{text}\n")
+    return "".join(lines)
 
 
 @contextmanager

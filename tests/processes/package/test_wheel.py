@@ -30,7 +30,7 @@ INSTALLED = {
     "airflow": {"boto3", "apache-airflow-core", "apache-airflow-providers-amazon", "aiobotocore"},
     "cli": {"boto3", "rich", "typer"},
     "dagster": {"boto3", "dagster"},
-    "manifest": {"boto3", "jiter", "pyarrow"},
+    "manifest": {"boto3", "pyarrow"},
     "postgres": {"boto3", "psycopg"},
     "spark": {"boto3", "jiter", "pyspark", "deltalake", "pyarrow"},
 }
@@ -49,7 +49,7 @@ NOT_INSTALLED = {
     "airflow": {"dagster", "pyspark", "deltalake"},
     "cli": {"apache-airflow-core", "dagster", "jiter", "pyspark", "pyarrow"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
-    "manifest": {"apache-airflow-core", "dagster", "pyspark", "deltalake"},
+    "manifest": {"apache-airflow-core", "dagster", "jiter", "pyspark", "deltalake"},
     "postgres": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
 }
@@ -57,9 +57,9 @@ NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
     "sqs_lease.cli": ("cli", {"rich", "typer"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
-    "sqs_lease.batch_files.json_syntax": ("manifest", {"jiter"}),
-    "sqs_lease.batch_files.manifest": ("manifest", {"jiter", "pyarrow"}),
-    "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "psycopg"}),
+    "sqs_lease.batch_files.json_syntax": ("spark", {"jiter"}),
+    "sqs_lease.batch_files.manifest": ("manifest", {"pyarrow"}),
+    "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "numpy", "psycopg"}),
 }
 """The packages that only an extra makes usable, and what they may miss without it. All else is the base."""
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sqs_lease.batch_files import manifest
+from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.batch_parts import BatchParts
@@ -43,8 +44,9 @@ class Changed:
     reader: ArrowJson
     change: Callable[[pa.Table, pa.Array], Answer]
 
-    def __call__(self, bodies: pa.Array) -> Answer:
-        return self.change(*self.reader(bodies))
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
+        rows, taken, reasons = self.reader(bodies)
+        return *self.change(rows, taken), reasons
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,24 @@ def test_spark_parses_nothing_where_its_tasks_read_everything(place: Place, monk
 
     assert (result.ingested, result.rows, by_spark) == (49, 49, [])
     assert staged_files(place.table) == named_files(place.table)
+
+
+NOT_JSON = {"cut": '{"id": 1', "two": '{"id": 1}{"id": 2}', "none": "null", "twice": '{"id": 1, "id": 2}', "empty": ""}
+
+
+def not_json() -> list[Message]:
+    return [Message(Receipt(name, ""), body) for name, body in NOT_JSON.items()]
+
+
+def test_what_is_not_json_is_rejected_by_the_tasks_and_costs_no_plan_of_sparks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_spark = planned(monkeypatch)
+
+    result = place.ingest([*good([1, 2]), *not_json()])
+
+    assert (result.ingested, by_spark) == (2, [])
+    assert result.rejected == {name: why_not_json(body) for name, body in NOT_JSON.items()}
 
 
 def test_the_parts_of_a_batch_are_shared_among_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +222,10 @@ def test_spark_parses_everything_where_its_executors_lack_this_package(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        result = place.ingest(good([1, 2]), source=changed(without_package))
+        result = place.ingest([*good([1, 2]), *not_json()], source=changed(without_package))
 
     assert result.ingested == 2
+    assert result.rejected == {name: why_not_json(body) for name, body in NOT_JSON.items()}
     assert "install sqs-lease[spark] on the executors" in caplog.text
     assert staged_files(place.table) == named_files(place.table)
 

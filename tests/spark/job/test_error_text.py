@@ -124,6 +124,12 @@ def test_other_errors(error: Exception, said: str) -> None:
     assert one_line(error) == said
 
 
+def test_what_a_sender_wrote_adds_no_line_and_no_control_character() -> None:
+    said = one_line(TableError("S3 did not give s3://data/a\nerror: forged\x1b[2K\u2028\u202e (SlowDown)"))
+
+    assert said == "S3 did not give s3://data/a error: forged [2K   (SlowDown)"
+
+
 def test_where_the_java_of_spark_has_ended_that_is_said_whatever_failed_for_it_in_the_end() -> None:
     # As it is where the session's settings are put back.
     last = ConnectionRefusedError(111, "Connection refused")

@@ -103,13 +103,73 @@ SECRET = "hunter2"
         with_(sink={"kind": "delta", "path": "s3://a/b", "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}),
         with_(spark_conf={"spark.hadoop.fs.s3a.access.key": SECRET}),
         with_(spark_conf={"spark.datasource.url": f"jdbc:x://me:{SECRET}@host"}),
+        *(
+            with_(spark_conf={name: SECRET})
+            for name in (
+                "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+                "spark.hadoop.fs.azure.sas.box.lake.blob.core.windows.net",
+                "spark.example.credential",
+                "spark.example.credentials",
+                "spark.example.private.key",
+                "spark.example.privateKey",
+                "spark.example.private_key_content",
+                "spark.example.pwd",
+                "spark.example.sslpassword",
+                "spark.example.passphrase",
+                "spark.example.api-key",
+                "spark.example.accessKey.lake",
+                "spark.hadoop.javax.jdo.option.ConnectionPassword",
+                "spark.example.bearer.token.value",
+            )
+        ),
+        with_(spark_conf={"spark.driver.extraJavaOptions": f"-Da=b -Djavax.net.ssl.trustStorePassword={SECRET}"}),
+        with_(spark_conf={"spark.datasource.url": f"jdbc:sqlserver://host;user=me;pwd={SECRET}"}),
+        with_(spark_conf={"spark.datasource.url": f"https://lake/box?sv=1&sig={SECRET}"}),
+        with_(sink={"kind": "postgres", "url": f"postgresql://me:pa/{SECRET}@host/db", "table": "orders"}),
+        with_(sink={"kind": "postgres", "url": f"postgresql://me:pa {SECRET}@host/db", "table": "orders"}),
+        with_(sink={"kind": "postgres", "url": f"postgresql://host/db?sslpassword={SECRET}", "table": "orders"}),
+        with_(sink={"kind": "delta", "path": f"s3://me:{SECRET}@bucket/orders"}),
+        with_(sink={"kind": "delta", "path": "s3://a/b", "storage_options": {"azure_storage_account_key": SECRET}}),
+        with_(workspace=f"s3://me:{SECRET}@bucket/batches"),
     ],
-    ids=["a URL", "libpq's notation", "a storage option", "a setting", "a URL in a setting"],
+    ids=str,
 )
 def test_a_secret_in_plain_text_is_refused_and_not_repeated(spec: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="a spec is stored and shown") as refused:
         IngestionSpec.parse(spec)
     assert SECRET not in str(refused.value)
+
+
+def test_a_secret_that_is_a_number_is_refused_too() -> None:
+    with pytest.raises(SpecError, match="looks like a secret"):
+        IngestionSpec.parse(with_(spark_conf={"spark.example.password": 4711}))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(
+            with_(spark_conf={name: value})
+            for name, value in {
+                "spark.hadoop.fs.s3a.aws.credentials.provider": "com.amazonaws.auth.DefaultAWSCredentialsProviderChain",
+                "spark.hadoop.hadoop.security.credential.provider.path": "jceks://file/etc/keys.jceks",
+                "spark.security.credentials.hive.enabled": "false",
+                "spark.example.password.file": "/etc/password",
+                "spark.example.token.expired": True,
+                "spark.sql.shuffle.partitions": 8,
+                "spark.datasource.url": "jdbc:postgresql://one:5432,two:5432/db?user=me",
+                "spark.driver.extraJavaOptions": "-Dkey=value",
+            }.items()
+        ),
+        with_(sink={"kind": "postgres", "url": "postgresql://me@host:5432/db?sslkey=/etc/key", "table": "orders"}),
+        with_(sink={"kind": "delta", "path": "s3://a/b", "storage_options": {"AWS_ACCESS_KEY_ID": "AKIA"}}),
+        with_(sink={"kind": "delta", "path": "/data/a:b/c@d"}),
+        with_(source={"kind": "json", "schema": "token STRING, password STRING"}),
+    ],
+    ids=str,
+)
+def test_what_only_looks_like_a_secret_passes(spec: dict[str, Any]) -> None:
+    IngestionSpec.parse(spec)
 
 
 def test_a_secret_is_taken_from_the_environment_at_any_depth() -> None:

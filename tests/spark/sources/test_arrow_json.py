@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
+from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object, why_not_json
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
 from sqs_lease.spark.session import INGESTION, session_settings
 from sqs_lease.spark.sources.arrow_json import ArrowJson
@@ -140,7 +140,7 @@ def by_spark(spark: SparkSession, columns: StructType, given: dict[str, str]) ->
 def by_arrow(columns: StructType, given: dict[str, str]) -> dict[str, dict[str, Any]]:
     reader = ArrowJson.of(columns)
     assert reader is not None
-    rows, taken = reader(pa.array(given.values(), pa.string()))
+    rows, taken, _ = reader(pa.array(given.values(), pa.string()))
     assert len(taken) == len(given)
     names = [name for name, is_taken in zip(given, taken.to_pylist(), strict=True) if is_taken]
     return dict(zip(names, rows.to_pylist(), strict=True))
@@ -201,9 +201,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes = []
     read = ArrowJson.read
 
-    def noted(self: Any, texts: pa.Array) -> Any:
+    def noted(self: Any, texts: pa.Array, **how: Any) -> Any:
         sizes.append(len(texts))
-        return read(self, texts)
+        return read(self, texts, **how)
 
     monkeypatch.setattr(ArrowJson, "read", noted)
     return sizes
@@ -300,3 +300,44 @@ def test_the_reader_can_be_sent_to_another_process() -> None:
     reader = ArrowJson.of(columns_of(SCHEMA))
 
     assert pickle.loads(pickle.dumps(reader)) == reader
+
+
+NO_OBJECTS: Final = [
+    *("", " ", "null", "1", '"{}"', "[{}]", "{", "}", '{"id": 1} x', '{"id": 1}{"id": 2}', '{"id": 1}\n{"id": 2}'),
+    *('\ufeff{"id": 1}', '{"id": 1}\x00', '{"id": 1} // it', "{'id': 1}", '{"id": 01}', '{"id": 1,}', '{"id": +1}'),
+    *('{"id": NaN}', '{"at": "a\tb"}', '{"at": "\\ud800"}', '{"at": "\\udc00"}', '{"at": "\\x"}', '{"id": 1}\x0b'),
+    *('{"id": 1, "id": 2}', '{"id": 1, "\\u0069d": 2}', '{"x": 1, "x": 2}', '{"in": {"a": 1, "a": 2}}', '{"id": tru}'),
+    *('{"in": {"x": 1, "x": 2}}', '{"ins": [{"a": 1, "a": 2}]}', '{"x": 1e999}', '{"d": 1e999}', '{"id": -}'),
+    *(
+        '{"x": [1, ]}',
+        '{"x": "\x01"}',
+        '{"x": ' + "[" * 201 + "]" * 201 + "}",
+        '{"id": 1',
+        ', "at": "x"}',
+        '{"": 1, "": 2}',
+    ),
+]
+
+
+@pytest.mark.parametrize("beside", ["alone", "others", "each other"])
+def test_what_is_not_one_json_object_is_rejected_by_tasks_and_takes_nothing_of_its_neighbours(beside: str) -> None:
+    columns = columns_of("id INT, at STRING, d DOUBLE, in STRUCT<a: INT>, ins ARRAY<STRUCT<a: INT>>")
+    reader = ArrowJson.of(columns)
+    assert reader is not None
+    good = '{"id": 7, "at": "x"}'
+    cases = {
+        "alone": [[body] for body in NO_OBJECTS],
+        "others": [[good, body, good] for body in NO_OBJECTS],
+        "each other": [[first, second] for first in NO_OBJECTS for second in NO_OBJECTS],
+    }
+    for texts in cases[beside]:
+        rows, taken, reasons = reader(pa.array(texts, pa.string()))
+        assert reasons.to_pylist() == [why_not_json(text) for text in texts], texts
+        assert taken.to_pylist() == [text == good for text in texts], texts
+        assert rows["id"].to_pylist() == [7] * texts.count(good)
+
+
+def test_objects_with_other_fields_than_columns_are_taken(spark: SparkSession) -> None:
+    columns = columns_of("id INT, in STRUCT<a: INT>")
+    given = {"a": '{"id": 1, "x": {"x": [1]}}', "b": '{"id": 2}', "c": '{"in": {"a": 3, "b": 4}}'}
+    assert by_arrow(columns, given) == by_spark(spark, columns, given)

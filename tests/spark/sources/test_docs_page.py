@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.batch_files.manifest import write_manifest
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import S3EventsSource
+from sqs_lease.spark import S3EventsSource, S3Read
 from sqs_lease.spark.sources.json import JsonSource
 from sqs_lease.spark.sources.source import CleaningSource, Source
 from tests.docs.test_examples import ROOT, blocks
@@ -45,7 +45,7 @@ def sources(directory: Path) -> list[Source[Any]]:
 def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSession, tmp_path: Path) -> None:
     found_sources = sources(tmp_path)
     json_, rescued, repeats, _, _, elements, attributes, text, variant, sns = found_sources[:10]
-    s3, s3_with_options, s3_by_path, s3_that_cleans, large, parser, words = found_sources[10:]
+    s3, s3_with_options, s3_by_path, s3_with_limits, s3_that_cleans, large, parser, words = found_sources[10:]
 
     def outcome(source: Source[Any], **bodies: str) -> Parsed:
         return parsed(spark, source, bodies)
@@ -67,7 +67,7 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     assert outcome(variant, m1="[1]").records["m1"][0]["event"].toPython() == [1]
     assert outcome(sns, m1=in_sns(ORDER), m2=ORDER).records == {"m1": [{"order_id": 1, "total": 9.5}]}
 
-    for source in (s3, s3_with_options, s3_by_path, s3_that_cleans):
+    for source in (s3, s3_with_options, s3_by_path, s3_with_limits, s3_that_cleans):
         taken, refused = source.checker().reasons(['{"Event": "s3:TestEvent"}', ORDER])
         assert (taken, "not an S3 notification" in str(refused)) == (None, True)
 
@@ -83,6 +83,20 @@ def test_each_example_reads_the_messages_that_its_text_speaks_of(spark: SparkSes
     assert (found.empty, found.rejected) == ({"m2"}, {"m3": "not numbers"})
 
 
+def test_the_limits_of_a_message_are_those_of_the_table() -> None:
+    mib = 1024 * 1024
+    said = {
+        "max_bytes": ("512 MiB", 512 * mib),
+        "max_content_bytes": ("2 GiB", 2048 * mib),
+        "max_rows": ("10 million", 10_000_000),
+        "max_seconds": ("600", 600),
+        "spool_bytes": ("4 GiB", 4096 * mib),
+    }
+    assert {name: getattr(S3Read(), name) for name in said} == {name: value for name, (_, value) in said.items()}
+    page = PAGE.read_text()
+    assert [name for name, (shown, _) in said.items() if f"| `{name}` | {shown} |" not in page] == []
+
+
 @infers
 def test_the_examples_of_inferring_know_each_others_columns(spark: SparkSession, tmp_path: Path) -> None:
     inferred, given_in_part = sources(tmp_path)[3:5]
@@ -95,16 +109,16 @@ def test_the_examples_of_inferring_know_each_others_columns(spark: SparkSession,
 
 
 def test_a_batch_is_looked_at_with_plain_spark(spark: SparkSession, tmp_path: Path) -> None:
-    (names,) = (names for names in examples(tmp_path) if "json_by_tenant" in names)
+    (names,) = (names for names in examples(tmp_path) if "by_tenant" in names)
     ada = {"tenant": {"DataType": "String", "StringValue": "Ada"}}
     batch = [*good([1, 2]), Message(Receipt("m3", ""), '{"id": 3}', {}, ada), Message(Receipt("m4", ""), "[]", {}, ada)]
     path = tmp_path / "messages.parquet"
     write_manifest(path, batch_id="b", queue_url="q", messages=batch)
 
-    counted = names["json_by_tenant"](spark, str(path)).collect()
+    counted = names["by_tenant"](spark, str(path)).collect()
     shown = names["bodies"](spark, batch).collect()
 
-    assert {row["tenant"]: row["count"] for row in counted} == {"Ada": 1, None: 2}
+    assert {row["tenant"]: row["count"] for row in counted} == {"Ada": 2, None: 2}
     assert [(row["message_id"], row["body"]) for row in shown] == [(its.message_id, its.body) for its in batch]
 
 

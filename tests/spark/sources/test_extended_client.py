@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import IO
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark.sources.s3_events import ExtendedClientSource
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, SpooledFile
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
 from tests.spark.sources.parsing import parsed
@@ -23,7 +23,7 @@ def pointer(key: str, kind: str = "software.amazon.payloadoffloading.PayloadS3Po
 class Store(ObjectStore):
     """Objects in memory; pickled to the tasks."""
 
-    def fetch(self, wanted: S3Object, file: IO[bytes]) -> int:
+    def fetch(self, wanted: S3Object, file: SpooledFile, allowance: Allowance) -> int:
         content = {
             "one": b'{"id": 1}',
             "many": b'[{"id": 2}, {"id": 3}]',

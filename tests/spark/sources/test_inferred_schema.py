@@ -111,6 +111,35 @@ class TestOnSpark:
         assert "the messages have 53 different fields, of which the 3 that most of them have" in caplog.text
 
     @infers
+    def test_an_object_of_more_fields_than_a_table_gets_stays_whole_and_small_ones_have_columns(
+        self, spark: SparkSession, pin: InferredSchema
+    ) -> None:
+        names = {f"n{number}": number for number in range(20_000)}
+        bodies = {
+            "many": json.dumps({"id": 1, "large": {"in": [{"more": names}]}}),
+            "m1": '{"id": 2, "small": {"a": 1, "b": {"c": 2}}}',
+        }
+
+        outcome = parsed(spark, JsonSource(pin), bodies)
+
+        assert pinned(pin) == "struct<id:bigint,large:string,small:struct<a:bigint,b:struct<c:bigint>>>"
+        assert outcome.rejected == {}
+        assert json.loads(outcome.records["many"][0]["large"]) == {"in": [{"more": names}]}
+
+    @infers
+    def test_new_fields_bring_no_more_inside_of_them_than_there_is_room_beside_those_before(
+        self, spark: SparkSession, pin: InferredSchema, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sqs_lease.spark.sources.json.MOST_FIELDS_INSIDE", 3)
+        source = JsonSource(pin, new_fields="add")
+
+        parsed(spark, source, {"m1": '{"id": 1, "a": {"x": 1, "y": 1}}'})
+        parsed(spark, source, {"m2": '{"id": 1, "b": {"x": 1, "y": 1}, "c": {"x": 1}}'})
+        parsed(spark, source, {"m3": '{"id": 1, "d": {"x": 1}}'})
+
+        assert pinned(pin) == ("struct<a:struct<x:bigint,y:bigint>,id:bigint,b:string,c:struct<x:bigint>,d:string>")
+
+    @infers
     def test_a_batch_without_a_field_pins_nothing(self, spark: SparkSession, pin: InferredSchema) -> None:
         with pytest.raises(SchemaError, match="no message of this batch has a field"):
             parsed(spark, JsonSource(pin), {"m1": "{}"})

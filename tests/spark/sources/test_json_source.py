@@ -269,8 +269,9 @@ def test_arrow_leaves_another_kind_of_message_to_spark(spark: SparkSession) -> N
     with session_settings(spark, INGESTION):
         reader = ArrowJson.of(struct_type("id BIGINT, trip STRUCT<miles: INT>"))
     assert reader is not None
-    records, taken = reader(pa.array([*ANOTHER_KIND.values(), '{"id": 1}', '{"trip": {}}'], pa.string()))
+    records, taken, reasons = reader(pa.array([*ANOTHER_KIND.values(), '{"id": 1}', '{"trip": {}}'], pa.string()))
     assert taken.to_pylist() == [False] * len(ANOTHER_KIND) + [True, True]
+    assert reasons.null_count == len(reasons)
     assert records.to_pylist() == [{"id": 1, "trip": None}, {"id": None, "trip": {"miles": None}}]
 
 

@@ -15,6 +15,7 @@ import pytest
 from sqs_lease.spark.sources.s3_events import contents
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.parquet import Parquet
+from tests.spark.sources.allowances import allowance
 
 ID_NAME = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -24,7 +25,7 @@ def rows(how: Format, content: bytes, name: str = "file") -> list[dict[str, Any]
     file = io.BytesIO(content)
     # As after it was written.
     file.seek(0, io.SEEK_END)
-    for batch in how.rows(file, name):
+    for batch in how.rows(file, name, allowance()):
         assert batch.schema == how.schema
         found += batch.to_pylist()
     return found
@@ -82,7 +83,7 @@ class TestJsonLines:
     def test_a_large_file_comes_in_several_batches(self) -> None:
         content = b"".join(b'{"id": %d}\n' % number for number in range(25_000))
 
-        sizes = [batch.num_rows for batch in JsonLines().rows(io.BytesIO(content), "file")]
+        sizes = [batch.num_rows for batch in JsonLines().rows(io.BytesIO(content), "file", allowance())]
 
         assert sizes == [10_000, 10_000, 5_000]
 
@@ -298,7 +299,7 @@ def test_a_disk_that_is_full_is_no_fault_of_the_object() -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        list(JsonLines().rows(Full(), "a.jsonl.gz"))
+        list(JsonLines().rows(Full(), "a.jsonl.gz", allowance()))
 
 
 class TestJsonDocument:
@@ -322,6 +323,10 @@ class TestJsonDocument:
         ("content", "says"),
         [
             (b'[{"id": 1}, "secret"]', "record 2: not a JSON object, but a string"),
+            (b"[[]]", "record 1: not a JSON object, but an array"),
+            (b"[{}, {}, true]", "record 3: not a JSON object, but true or false"),
+            (b"[null]", "record 1: not a JSON object, but null"),
+            (b"[1e400]", "record 1: not a JSON object, but a number"),
             (b'[{"secret": 1, "secret": 2}]', "record 1: not valid JSON: a name stands twice"),
             (b'[{"id": 1}] [secret]', "the array does not end, or has something else in it"),
             (b'[{"id": 1}', "the array does not end"),

@@ -15,9 +15,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from sqs_lease.spark.sources.s3_events.allowance import OverAllowanceError
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from tests.form import FULL_FORM
+from tests.spark.sources.allowances import allowance
 
 EXAMPLES = 5_000 if FULL_FORM else 150
 SECRET = "S3CRET"
@@ -93,13 +95,13 @@ def bent(content: bytes, random: Random) -> bytes:
 @pytest.mark.parametrize(("how", "whole", "name"), KINDS, ids=[name for _, _, name in KINDS])
 def test_bent_contents_give_rows_or_a_reason(how: Format, whole: Callable[[], bytes], name: str) -> None:
     content = whole()
-    assert sum(batch.num_rows for batch in how.rows(io.BytesIO(content), name)) == 5
+    assert sum(batch.num_rows for batch in how.rows(io.BytesIO(content), name, allowance())) == 5
     for seed in range(EXAMPLES):
         reason = ""
         try:
-            for batch in how.rows(io.BytesIO(bent(content, Random(seed))), name):
+            for batch in how.rows(io.BytesIO(bent(content, Random(seed))), name, allowance()):
                 batch.validate(full=True)
-        except BadContentError as error:
+        except (BadContentError, OverAllowanceError) as error:
             reason = str(error)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}") from error

@@ -23,11 +23,13 @@ from demo.sqs_server import SqsServer
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, object_rows
+from sqs_lease.spark.sources.s3_events import S3EventsSource, S3Read, allowance
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, SpooledFile
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.spark.sources.s3_events.object_rows import BUCKET, KEY, VERSION_ID, ObjectRows
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectStoreError, ObjectUnavailableError
+from tests.spark.sources.allowances import allowance as ample
 from tests.spark.sources.parsing import SENT, parsed
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
@@ -154,7 +156,7 @@ class TestObjects:
     def test_many_messages_keep_their_rows_apart_also_when_these_are_on_disk(
         self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(object_rows, "_IN_MEMORY_BYTES", 50)
+        monkeypatch.setattr(allowance, "_IN_MEMORY_BYTES", 50)
         for number in range(30):
             bucket.put(f"o{number}", b"".join(b'{"id": %d}\n' % number for _ in range(number + 1)))
         bodies = {f"m{number}": bucket.told(f"o{number}") for number in range(30)}
@@ -206,13 +208,18 @@ def store_with(answers: Any) -> ObjectStore:
     return store
 
 
+def empty_file() -> tuple[SpooledFile, Allowance]:
+    its = ample()
+    return SpooledFile(its), its
+
+
 class TestStore:
     @pytest.mark.parametrize(
         "code", ["NoSuchKey", "NoSuchVersion", "AccessDenied", "InvalidObjectState", "KMS.DisabledException"]
     )
     def test_some_errors_are_the_objects(self, code: str) -> None:
         with pytest.raises(ObjectUnavailableError, match=code):
-            store_with(Answers(code)).fetch(S3Object("data", "a"), io.BytesIO())
+            store_with(Answers(code)).fetch(S3Object("data", "a"), *empty_file())
 
     @pytest.mark.parametrize(
         ("code", "status"),
@@ -226,7 +233,7 @@ class TestStore:
     )
     def test_whatever_s3_refuses_is_for_the_object(self, code: str, status: int) -> None:
         with pytest.raises(ObjectUnavailableError, match=code):
-            store_with(Answers(code, status)).fetch(S3Object("data", "a"), io.BytesIO())
+            store_with(Answers(code, status)).fetch(S3Object("data", "a"), *empty_file())
 
     @pytest.mark.parametrize(
         ("code", "status"),
@@ -242,25 +249,27 @@ class TestStore:
     )
     def test_what_is_for_every_request_is_the_services(self, code: str, status: int) -> None:
         with pytest.raises(ObjectStoreError, match=rf"s3://data/a \({code}\)"):
-            store_with(Answers(code, status)).fetch(S3Object("data", "a"), io.BytesIO())
+            store_with(Answers(code, status)).fetch(S3Object("data", "a"), *empty_file())
 
     @pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ExpiredToken", "InvalidAccessKeyId", "Unheard"])
     def test_all_others_are_the_services(self, code: str) -> None:
         with pytest.raises(ObjectStoreError, match=rf"s3://data/a \({code}\)"):
-            store_with(Answers(code)).fetch(S3Object("data", "a"), io.BytesIO())
+            store_with(Answers(code)).fetch(S3Object("data", "a"), *empty_file())
 
     def test_a_transfer_that_breaks_off_is_tried_again_from_its_start(self) -> None:
-        file = io.BytesIO(b"what an earlier try left behind")
+        file, its = empty_file()
+        file.write(b"what an earlier try left behind")
         Body.failures = 2
 
-        assert store_with(Answers()).fetch(S3Object("data", "a"), file) == 7
-        assert file.getvalue() == b"content"
+        assert store_with(Answers()).fetch(S3Object("data", "a"), file, its) == 7
+        file.seek(0)
+        assert file.read() == b"content"
 
     def test_one_that_breaks_off_every_time_is_given_up(self) -> None:
         Body.failures = 3
 
         with pytest.raises(ObjectStoreError, match="ReadTimeoutError"):
-            store_with(Answers()).fetch(S3Object("data", "a"), io.BytesIO())
+            store_with(Answers()).fetch(S3Object("data", "a"), *empty_file())
 
 
 @pytest.fixture

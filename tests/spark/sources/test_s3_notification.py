@@ -174,3 +174,10 @@ def test_two_writings_of_an_object_while_versions_are_suspended_have_two_keys() 
 )
 def test_what_tells_of_no_object_or_not_which_writing_of_it_has_no_key(body: str) -> None:
     assert key_of(body) is None
+
+
+def test_an_address_is_one_line_whatever_the_key() -> None:
+    (its,) = created_objects(direct(record("data", "a%0AERROR+forged%1B%5B2K")))
+
+    assert its.key == "a\nERROR forged\x1b[2K"
+    assert str(its) == "s3://data/a ERROR forged [2K"

@@ -18,10 +18,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
-from sqs_lease.batch_files.manifest import message_table
+from sqs_lease.batch_files.json_syntax import NotJsonError, why_not_json
+from sqs_lease.batch_files.manifest import message_tables
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark.batch_file import messages_of, place_of
+from sqs_lease.spark.batch_file import place_of
 from sqs_lease.spark.sources.array_elements import checked_elements, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
@@ -91,14 +91,14 @@ READER: Final = ArrowJson.of(SCHEMA)
 
 @examples(120)
 @given(st.lists(near(RECORD).map(json.dumps) | damaged(json.dumps(RECORD).encode()).map(decoded), max_size=4))
-def test_records_are_read_at_once_or_left(some: list[str]) -> None:
+def test_records_are_read_at_once_or_left_or_rejected_for_what_is_not_json(some: list[str]) -> None:
     assert READER is not None
-    from sqs_lease.batch_files.manifest import why_not_json
-
-    texts = [text for text in some if why_not_json(text) is None]
-    rows, taken = said_by(lambda: READER(pa.array(texts, pa.string())))
+    texts = [text for text in some if not any("\ud800" <= one <= "\udfff" for one in text)]
+    rows, taken, reasons = said_by(lambda: READER(pa.array(texts, pa.string())))
+    assert reasons.to_pylist() == [why_not_json(text) for text in texts]
     assert len(taken) == len(texts)
     assert len(rows) == sum(taken.to_pylist())
+    assert not any(took and reason for took, reason in zip(taken.to_pylist(), reasons.to_pylist(), strict=True))
 
 
 MESSAGE: Final = {
@@ -114,7 +114,7 @@ def test_messages_of_which_one_is_strange_are_one_table(body: str, attributes: A
         return
     strange = {"MessageId": "m2", "Body": body, "Attributes": attributes, "MessageAttributes": message_attributes or {}}
     given: list[Message | dict[str, Any]] = [Message(Receipt("m1", ""), "{}"), strange]
-    said = said_by(lambda: message_table(list(messages_of(given))), TypeError)
+    said = said_by(lambda: next(message_tables(given)), TypeError)
     assert isinstance(said, pa.Table | TypeError)
     if isinstance(said, pa.Table):
         place_of(said["attributes"][1].as_py())

@@ -18,6 +18,7 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException, PythonException
 
 from sqs_lease.batch_files.manifest import ManifestError
+from sqs_lease.core.failure_rules import printable
 from sqs_lease.core.messages import Message
 from sqs_lease.ingestion.spec import SpecError
 from sqs_lease.spark.errors import IngestionError
@@ -63,7 +64,8 @@ def one_line(error: Exception) -> str:
         # Spark's texts go on for pages with plans.
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
-    return " ".join(text.split())[:_SHOWN_CHARACTERS]
+    # Names of fields and keys of objects are the sender's: no control character of theirs reaches a log.
+    return printable(" ".join(text.split())[:_SHOWN_CHARACTERS])
 
 
 def note_what_was_raised(error: PythonException, messages: Iterable[Message]) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,8 +26,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PythonException
 
 from sqs_lease import spark
-from sqs_lease.batch_files.manifest import read_manifest
-from sqs_lease.core.messages import Message
+from sqs_lease.batch_files.manifest import join_manifests, read_manifest
 from sqs_lease.ingestion.spec import S3, IngestionSpec, Part, SpecError, with_environment
 from sqs_lease.spark.errors import WorkspaceError
 from sqs_lease.spark.ingestion import ingest
@@ -128,7 +127,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
         given = options.spec
         text = given if given.lstrip().startswith("{") else local_copy(given, directory).read_text(encoding="utf-8")
         spec = IngestionSpec.parse_json(text)
-        manifests = [local_copy(uri, directory) for uri in options.manifest]
+        manifest = _local_manifest(options.manifest, directory)
         # Before Spark is started, which takes seconds: what is wrong with the spec is known by then.
         source = make_source(spec.source, os.environ)
         sink = make_sink(spec.sink, os.environ)
@@ -145,7 +144,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
             try:
                 result = ingest(
                     session,
-                    manifests[0] if len(manifests) == 1 else _messages(manifests),
+                    manifest,
                     source=source,
                     sink=sink,
                     # The executors cannot read from there what the driver writes.
@@ -154,7 +153,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
                     still_held=lambda: not termination.asked,
                 )
             except PythonException as error:
-                note_what_was_raised(error, _messages(manifests))
+                note_what_was_raised(error, read_manifest(manifest).messages)
                 raise
             stored = result.stored()
             if options.result is not None:
@@ -162,9 +161,14 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
             report(stored)
 
 
-def _messages(manifests: Sequence[Path]) -> Iterator[Message]:
-    for manifest in manifests:
-        yield from read_manifest(manifest).messages
+def _local_manifest(uris: Sequence[str], directory: Path) -> Path:
+    """Return a local manifest with the messages of all that are given."""
+    manifests = [local_copy(uri, directory) for uri in uris]
+    if len(manifests) == 1:
+        return manifests[0]
+    joined = directory / uuid4().hex
+    join_manifests(joined, manifests)
+    return joined
 
 
 def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:

@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
+from sqs_lease.spark._jvm import iceberg_table
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
@@ -296,10 +297,9 @@ class _StoredTable:
     @classmethod
     def of(cls, spark: SparkSession, name: str) -> _StoredTable | None:
         """Load it; None through Spark Connect, where only Spark reaches it."""
-        jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
-        if jvm is None or session is None:
+        if (found := iceberg_table(spark, name)) is None:
             return None
-        table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session, name)
+        jvm, table = found
         table.refresh()
         return cls(jvm, table)
 

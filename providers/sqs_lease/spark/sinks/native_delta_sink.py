@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark._jvm import delta_log
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
@@ -273,12 +274,9 @@ class _Log:
     @classmethod
     def of(cls, spark: SparkSession, name: str, location: str) -> _Log:
         """Read it."""
-        jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
-        if jvm is None or session is None:
+        # It is up to date since Spark has just been asked for the location.
+        if (log := delta_log(spark, location)) is None:
             return cls._by_sql(spark, name)
-        # It is up to date since Spark has just been asked for the location. DESCRIBE DETAIL says the same, and takes
-        # seconds after each commit: it counts all files.
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, location)
         snapshot = log.unsafeVolatileSnapshot()
         metadata = json.loads(snapshot.metadata().json())["metaData"]
         address = log.dataPath().toUri()

@@ -157,8 +157,9 @@ class Table(Protocol[LookUpT]):
         """Remove staged rows, unless a commit took them. It never fails because of what it cannot remove."""
 
 
-Rest: TypeAlias = Callable[[pa.ChunkedArray], DataFrame]
-"""Plans the rows of the messages that tasks left, by their ids; the columns are those for :meth:`Table.stage`."""
+Rest: TypeAlias = Callable[[pa.Table], DataFrame | None]
+"""Takes the messages that tasks made no rows of, as :data:`.batch_parts.LEFT`, and plans the rows of those among them
+that are not rejected; the columns are those for :meth:`Table.stage`. None where all are rejected."""
 
 
 @runtime_checkable
@@ -173,7 +174,7 @@ class PartsTable(Protocol):
         Args:
             spark: The session.
             parts: Makes rows, in the tasks.
-            rest: Called once where messages were left.
+            rest: Called once where tasks made no rows of some messages.
             batch_id: The batch.
 
         Returns:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
-from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.batch_parts import LEFT, BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, together
@@ -54,9 +54,10 @@ _READ_AT_ONCE: Final = 16
 _IDS_AT_ONCE: Final = 30_000
 
 _IDS: Final = pa.schema([(MESSAGE_ID, pa.string())])
-_ANSWER: Final = "file BINARY, left_messages ARRAY<STRING>"
-_ANSWER_SCHEMA: Final = pa.schema([("file", pa.binary()), ("left_messages", pa.list_(pa.string()))])
-_NO_MESSAGES: Final = pa.array([], pa.string())
+_ANSWER: Final = "file BINARY, left_messages ARRAY<STRING>, left_reasons ARRAY<STRING>"
+_ANSWER_SCHEMA: Final = pa.schema(
+    [("file", pa.binary()), ("left_messages", pa.list_(pa.string())), ("left_reasons", pa.list_(pa.string()))]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,12 @@ class Staging:
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
         written = self._written(_files_of(answers))
-        left = pc.list_flatten(answers["left_messages"]).cast(pa.string())
-        if not len(left):
+        columns = [pc.list_flatten(answers[name]) for name in ("left_messages", "left_reasons")]
+        left = pa.Table.from_arrays(columns, names=LEFT.names).cast(LEFT)
+        rows = rest(left) if left.num_rows else None
+        if rows is None:
             return written
-        more = replace(self, directory=f"{self.directory}/{_REST}").write(rest(left))
+        more = replace(self, directory=f"{self.directory}/{_REST}").write(rows)
         return Written([*written.files, *more.files], together(written.message_ids, more.message_ids))
 
     def _write_by_spark(self, rows: DataFrame) -> Written:
@@ -211,11 +214,15 @@ def _files_of(answers: pa.Table) -> list[StagedFile]:
     return [msgspec.json.decode(file, type=StagedFile) for file in answers["file"].drop_null().to_pylist()]
 
 
-def _answer(file: StagedFile | None, left_messages: pa.Array = _NO_MESSAGES) -> pa.RecordBatch:
+def _answer(file: StagedFile | None, left: pa.Table | None = None) -> pa.RecordBatch:
     """One row of the answers."""
     encoded = None if file is None else msgspec.json.encode(file)
-    left = pa.ListArray.from_arrays(pa.array([0, len(left_messages)], pa.int32()), left_messages)
-    return pa.RecordBatch.from_arrays([pa.array([encoded], pa.binary()), left], schema=_ANSWER_SCHEMA)
+    left = LEFT.empty_table() if left is None else left
+    columns = [
+        pa.ListArray.from_arrays(pa.array([0, left.num_rows], pa.int32()), column.combine_chunks())
+        for column in left.columns
+    ]
+    return pa.RecordBatch.from_arrays([pa.array([encoded], pa.binary()), *columns], schema=_ANSWER_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +235,16 @@ class _PartTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = TaskWriter(self.staging)
         partition_by = self.staging.partition_by
-        left: list[pa.Array] = []
+        left: list[pa.Table] = []
         waiting: list[pa.Table] = []
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for made in self.parts.read(numbers):
             rows, is_left = made.rows, self.staging.is_left(made.rows)
-            left += made.left.chunks
+            if made.left.num_rows:
+                left.append(made.left)
             if pc.any(is_left).as_py():
-                left += rows[MESSAGE_ID].filter(is_left).chunks
+                refused = rows[MESSAGE_ID].filter(is_left)
+                left.append(pa.Table.from_arrays([refused, pa.nulls(len(refused), pa.string())], schema=LEFT))
                 rows = rows.filter(pc.invert(is_left))
             waiting.append(rows)
             if not partition_by or sum(rows.nbytes for rows in waiting) >= _SORTED_BYTES:
@@ -244,8 +253,8 @@ class _PartTask:
         if waiting:
             yield from map(_answer, writer.write(_sorted(waiting, partition_by)))
         yield from map(_answer, writer.finish())
-        if any(map(len, left)):
-            yield _answer(None, pa.concat_arrays(left))
+        if left:
+            yield _answer(None, pa.concat_tables(left))
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:

@@ -1,8 +1,19 @@
 """Makes records of JSON texts with Arrow's reader, several times as fast as Spark; what may differ it leaves to Spark.
 
-Arrow's reader is strict: it takes a value only where the column's type is what the JSON says. Whatever it takes, Spark
-takes too, and makes the same of it; there is a test that compares the two. Everything else is left: values that Spark
-would convert, all that is rejected, and so the reasons too, which only Spark gives.
+Whether a text is JSON by the letter, `json_syntax` decides. It makes Python's values of a text, which takes as long as
+all the rest, so most texts are asked in another way, which needs two parsers and is as strict:
+
+- msgspec says that a text is one JSON value and nothing else, and the text begins with a brace. Arrow reads many texts
+  as one, and would not notice that two texts are three records.
+- Arrow reads no value in any other notation than that of RFC 8259, which msgspec skips over in parts. It refuses a
+  name that stands twice, if it is the name of a column or of a nested field, and a number that no double holds. So it
+  is told to refuse all other names, too.
+
+Where either refuses anything, all texts that were asked together are asked one by one. There is a test that compares.
+
+Arrow's reader is strict with types as well: it takes a value only where the column's type is what the JSON says.
+Whatever it takes, Spark takes too, and makes the same of it; there is a test that compares the two. All else is left:
+values that Spark would convert, and all that is rejected for another reason than its syntax, which only Spark names.
 """
 
 from __future__ import annotations
@@ -13,6 +24,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.json as pj  # type: ignore[import-untyped]
@@ -31,6 +43,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.spark.schemas import arrow_schema, types_in
 
 # Not FLOAT, which the two round differently; nor BINARY, MAP and TIMESTAMP_NTZ, which Arrow does not read or not so.
@@ -52,6 +65,9 @@ _REFUSED_AT_FIRST: Final = 16
 _TEXTS_A_REFUSAL: Final = 200
 """Where more than one text of so many is refused, asking again costs more than Spark does."""
 
+_OBJECT: Final = r"^[ \t\r\n]*\{"
+_ONE_VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
+
 _ROW: Final = re.compile(r" in row (\d+)$")
 
 _DAY: Final = r"[1-9]\d{3}-\d{2}-\d{2}"
@@ -68,7 +84,7 @@ _IN_A_ROW: Final = b"0" * (_NUMBER_CHARACTERS // _STRIDE - 1)
 
 @dataclass(frozen=True, slots=True)
 class ArrowJson:
-    """Reads JSON objects, one a text, that were checked for syntax before. It is pickled to Spark's tasks.
+    """Reads JSON objects, one a text. It is pickled to Spark's tasks.
 
     Attributes:
         columns: The columns of a record.
@@ -89,19 +105,36 @@ class ArrowJson:
         schema = arrow_schema(columns)
         return cls(columns, schema, pa.schema([pa.field(field.name, _read_as(field.type)) for field in schema]))
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
         """See :class:`.source.ArrowParser`."""
-        tables, taken = [self.schema.empty_table()], [pa.array([], pa.bool_())]
+        tables, taken, reasons = [self.schema.empty_table()], [pa.array([], pa.bool_())], [pa.array([], pa.string())]
         # Few enough texts at once that what is made of them is small.
         rows = max(1, len(bodies) * _READ_BYTES // max(bodies.nbytes, _READ_BYTES))
         for start in range(0, len(bodies), rows):
-            for table, fits in self._in_runs(bodies.slice(start, rows)):
-                tables.append(table)
-                taken.append(fits)
-        return pa.concat_tables(tables), pa.concat_arrays(taken)
+            table, fits, reason = self._checked(bodies.slice(start, rows))
+            tables.append(table)
+            taken.append(fits)
+            reasons.append(reason)
+        return pa.concat_tables(tables), pa.concat_arrays(taken), pa.concat_arrays(reasons)
+
+    def _checked(self, texts: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
+        """Read texts of which nothing is known yet."""
+        if _are_objects(texts):
+            try:
+                return *self.read(texts, closed=True), pa.nulls(len(texts), pa.string())
+            except _Refused:
+                pass
+        reasons = pa.array(map(why_not_json, texts.to_pylist()), pa.string())
+        is_json = pc.is_null(reasons)
+        runs = [(self.schema.empty_table(), pa.array([], pa.bool_())), *self._in_runs(texts.filter(is_json))]
+        fits = pa.concat_arrays([of_run for _, of_run in runs])
+        return pa.concat_tables([table for table, _ in runs]), pc.replace_with_mask(is_json, is_json, fits), reasons
 
     def _in_runs(self, texts: pa.Array) -> Iterator[tuple[pa.Table, pa.Array]]:
-        """Read as many texts at once as Arrow does not refuse; what it does is left, alone where it says which."""
+        """Read as many texts at once as Arrow does not refuse; what it does is left, alone where it says which.
+
+        They were checked for syntax.
+        """
         start, length, refused = 0, len(texts), 0
         refused_at: int | None = None
         while start < len(texts):
@@ -129,8 +162,13 @@ class ArrowJson:
                 yield self.schema.empty_table(), pa.repeat(False, left)
                 start += left
 
-    def read(self, texts: pa.Array) -> tuple[pa.Table, pa.Array]:
-        """The records of some texts, and which texts have one; raises where Arrow refuses any, or Spark might."""
+    def read(self, texts: pa.Array, *, closed: bool = False) -> tuple[pa.Table, pa.Array]:
+        """The records of some texts, and which texts have one; raises where Arrow refuses any, or Spark might.
+
+        Args:
+            texts: Each of them is one JSON object.
+            closed: Whether other names than those of columns are refused, too; they are ignored by default.
+        """
         joined = _joined(texts)
         if _may_have_long_number(texts, joined):
             raise _Refused(None)
@@ -139,7 +177,9 @@ class ArrowJson:
                 pa.BufferReader(joined),
                 pj.ReadOptions(use_threads=False, block_size=joined.size + 1),
                 pj.ParseOptions(
-                    explicit_schema=self.read_as, newlines_in_values=True, unexpected_field_behavior="ignore"
+                    explicit_schema=self.read_as,
+                    newlines_in_values=True,
+                    unexpected_field_behavior="error" if closed else "ignore",
                 ),
             )
             # In one block, so a column has one chunk; combine_chunks() would copy it.
@@ -169,6 +209,20 @@ class _Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, row: int | None) -> None:
         super().__init__(row)
         self.row = row
+
+
+def _are_objects(texts: pa.Array) -> bool:
+    """Whether each text is one JSON value and begins as an object; of what is inside of it, Arrow knows more."""
+    if not pc.all(pc.match_substring_regex(texts, _OBJECT)).as_py():
+        return False
+    decode = _ONE_VALUE.decode
+    try:
+        for text in texts.to_pylist():
+            decode(text)
+    # msgspec's own are ValueErrors only from 0.21 on.
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _joined(texts: pa.Array) -> pa.Buffer:

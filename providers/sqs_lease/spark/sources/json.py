@@ -1,4 +1,4 @@
-"""JSON messages: one object a body, checked for syntax in the driver and against the schema on Spark.
+"""JSON messages: one object a body, checked for syntax and against the schema on Spark.
 
 Columns that nobody named are inferred with types that every later body can be read by. Records are made by one
 ``from_json`` a text: what does not fit the schema gets a reason.
@@ -17,7 +17,6 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
@@ -45,6 +44,7 @@ from sqs_lease.spark.schemas import (
     notation,
     quoted,
     relaxed,
+    types_in,
     without_case,
 )
 from sqs_lease.spark.sources.arrow_json import ArrowJson
@@ -170,7 +170,8 @@ class JsonSource:
                 json_schema(pinned)
             if self.new_fields == "add":
                 return OpenChecker(pinned.names if pinned else ())
-            return PlainChecker()
+            # Spark infers from whatever it can read, so it must not see any other body.
+            return BodyChecker(decode_object) if pinned is None else PlainChecker()
         columns = json_schema(self.schema)
         return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
 
@@ -206,7 +207,7 @@ class JsonSource:
                 )
             pinned = self.schema.pin(StructType(fields))
         if isinstance(checker, OpenChecker) and (new := checker.new_fields - set(pinned.names)):
-            pinned = self.schema.widen(inferred_fields(messages, new))
+            pinned = self.schema.widen(inferred_fields(messages, new, pinned))
         return json_schema(pinned)
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
@@ -237,6 +238,9 @@ class JsonSource:
 
 MOST_COLUMNS: Final = 1000
 """Wider than this no table grows by itself: objects with names such as ids would add columns without end."""
+
+MOST_FIELDS_INSIDE: Final = 1000
+"""So many fields all columns together have inside of them by themselves, at every depth: each is a column of a file."""
 
 # How many unknown fields a reason names, and how much of each name.
 _SHOWN_FIELDS: Final = 3
@@ -275,14 +279,15 @@ Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
 
 
 class PlainChecker(BodyChecker):
-    """Takes JSON objects, and knows that a manifest has named all other bodies."""
+    """Takes JSON objects, and asks nothing else of them."""
 
     def __init__(self) -> None:
         super().__init__(decode_object)
 
-    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+    @property
+    def wants_json(self) -> bool:
         """See :class:`.source.SyntaxChecker`."""
-        return not_json
+        return True
 
 
 class ClosedChecker(BodyChecker):
@@ -355,13 +360,16 @@ def _has_value(value: Any) -> bool:
     return value is not None
 
 
-def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) -> list[StructField]:
+def inferred_fields(
+    messages: DataFrame, only: Collection[str] | None = None, beside: StructType | None = None
+) -> list[StructField]:
     """Let Spark infer the fields of the messages' bodies, or only some of them; all may be null.
 
     What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
     fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
-    and so does what is nested deeper than a table takes.
+    and so does what is nested deeper than a table takes; and of values with more than :data:`MOST_FIELDS_INSIDE` fields
+    inside of them, all together and with those of the columns ``beside``, the ones that have most.
     """
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise SchemaError(
@@ -381,8 +389,24 @@ def inferred_fields(messages: DataFrame, only: Collection[str] | None = None) ->
         if field.name == _CORRUPT or not can_be_inferred(field.name) or (only is not None and field.name not in only):
             continue
         found.setdefault(without_case(field.name), StructField(field.name, _storable(field.dataType)))
-    fields = list(found.values())
+    taken = _fields_inside(*(field.dataType for field in beside.fields)) if beside is not None else 0
+    fields = _of_few_inside(list(found.values()), MOST_FIELDS_INSIDE - taken)
     return fields if len(fields) <= MOST_COLUMNS else _most_common(messages, fields)
+
+
+def _of_few_inside(fields: Sequence[StructField], room: int) -> list[StructField]:
+    """The same fields, of which those with most fields inside are JSON text where there is no room for all."""
+    whole = set()
+    for field in sorted(fields, key=lambda field: _fields_inside(field.dataType)):
+        room -= _fields_inside(field.dataType)
+        if room < 0:
+            whole.add(field.name)
+    return [StructField(field.name, StringType()) if field.name in whole else field for field in fields]
+
+
+def _fields_inside(*kinds: DataType) -> int:
+    """How many fields the objects have that are in values of these types, at every depth."""
+    return sum(len(one.names) for kind in kinds for _, one in types_in(kind) if isinstance(one, StructType))
 
 
 def _most_common(messages: DataFrame, fields: Sequence[StructField]) -> list[StructField]:

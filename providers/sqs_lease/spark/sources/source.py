@@ -27,17 +27,14 @@ class Checker(Protocol):
 
 @runtime_checkable
 class SyntaxChecker(Checker, Protocol):
-    """A checker that asks of a body at most whether it is one JSON object by the letter, which manifests say already.
+    """A checker that asks of a body at most whether it is one JSON object by the letter.
 
-    The driver then need not read the bodies of a manifest.
+    It is not called where tasks parse the bodies, which ask the same; so the driver reads no body.
     """
 
-    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Say of each body the same as :meth:`reasons`.
-
-        Args:
-            not_json: What :func:`sqs_lease.batch_files.manifest.why_not_json` said of each.
-        """
+    @property
+    def wants_json(self) -> bool:
+        """Whether it asks that."""
 
 
 CheckerT = TypeVar("CheckerT", bound=Checker)
@@ -109,12 +106,14 @@ class FixedSource:
 class ArrowParser(Protocol):
     """Makes records of bodies in a task of Spark's, as Arrow has them. It is pickled to the tasks."""
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
         """Make records of the bodies that it can read just as :meth:`Source.parse` plans it, and leave all others.
 
+        It rejects what a :class:`SyntaxChecker` of the source would.
+
         Returns:
-            The columns of a record, one row for each body that was taken, in their order; and of each body whether it
-            was taken.
+            The columns of a record, one row for each body that was taken, in their order; of each body whether it
+            was taken; and why it is rejected: null for a body that was taken, or is left to :meth:`Source.parse`.
         """
 
 

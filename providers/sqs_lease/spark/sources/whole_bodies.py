@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructField, StructType, VariantType
@@ -24,9 +23,10 @@ class TextChecker:
         """See :class:`.source.Checker`."""
         return [None] * len(bodies)
 
-    def reasons_by_syntax(self, not_json: pa.ChunkedArray) -> pa.ChunkedArray:
+    @property
+    def wants_json(self) -> bool:
         """See :class:`.source.SyntaxChecker`."""
-        return pa.chunked_array([pa.nulls(len(not_json), pa.string())])
+        return False
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,9 @@ class WithJsonTexts:
     parser: ArrowParser
     columns: StructType
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
         """Make records."""
-        records, taken = self.parser(bodies)
+        records, taken, reasons = self.parser(bodies)
         is_left = pa.repeat(False, records.num_rows)
         for number, column in enumerate(self.columns.fields[: records.num_columns]):
             if is_json(column.dataType):
@@ -192,10 +192,10 @@ class WithJsonTexts:
                 is_left = pc.or_(is_left, is_unwritable(texts))
                 records = records.set_column(number, records.field(number).name, texts)
         if not pc.any(is_left).as_py():
-            return records, taken
+            return records, taken, reasons
         is_taken = taken.to_numpy(zero_copy_only=False).copy()
         is_taken[is_taken] = ~is_left.to_numpy(zero_copy_only=False)
-        return records.filter(pc.invert(is_left)), pa.array(is_taken)
+        return records.filter(pc.invert(is_left)), pa.array(is_taken), reasons
 
 
 def staged_schema(columns: StructType) -> pa.Schema:

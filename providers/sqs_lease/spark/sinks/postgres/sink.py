@@ -183,21 +183,25 @@ class PostgresTable:
             return None
         texts = replace(parts, parser=WithJsonTexts(parts.parser, self.columns))
         workspace = Path(parts.path).parent
+
+        def copied_rest(left: pa.Table) -> DataFrame | None:
+            rows = rest(left)
+            return None if rows is None else self._as_copied(rows)
+
         try:
             directory, message_ids = stage_directory(
                 workspace,
                 batch_id,
                 staged_schema(self.columns),
-                lambda staging: replace(staging, is_read_once=True).write_parts(
-                    spark, texts, lambda left: self._as_copied(rest(left))
-                ),
+                lambda staging: replace(staging, is_read_once=True).write_parts(spark, texts, copied_rest),
             )
         except SPARK_ERRORS as error:
             if not cannot_write(error):
                 raise
             logger.warning(
                 "batch %s: Spark parses all messages itself, which takes longer, as its executors cannot write in %s: "
-                "let them, and this process make directories that they may write in (its umask)",
+                "let the group of that directory be theirs and write in it, and this process make directories that the "
+                "group may write in (its umask)",
                 batch_id,
                 workspace.parent,
             )

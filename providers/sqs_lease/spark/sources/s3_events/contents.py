@@ -23,17 +23,25 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowanceError, SpoolFullError
 
 LINE: Final = "_sqs_lease_line"
 """The one column of JSON lines."""
 
-LONGEST_DOCUMENT_BYTES: Final = 256 * 1024 * 1024
+LONGEST_DOCUMENT_BYTES: Final = 64 * 1024 * 1024
 """Of a JSON document, which is in memory as a whole."""
 
+MOST_OBJECTS: Final = 1_000_000
+"""Of a JSON document, at every depth: in memory each takes many times its bytes."""
+
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
-"""Of one JSON line. The rows of a CSV file are limited by its blocks."""
+"""Of one JSON record. The rows of a CSV file are limited by its blocks."""
+
+MOST_COLUMNS: Final = 10_000
+"""Of a CSV file."""
 
 _BLOCK_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 128 * 1024
 BATCH_ROWS: Final = 10_000
 """How many rows a format hands on together, at most."""
 
@@ -46,6 +54,9 @@ _NOT_UTF_8 = "\ufffd"
 # What pyarrow says of a value and of a row, of which only the places are repeated.
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?")
 _BAD_ROW = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+)")
+# What msgspec says of an element that is no object, and of its place.
+_ELEMENT = re.compile(r"^(?:Expected `object`, got `(?P<kind>\w+)`)?.*`\$\[(?P<place>\d+)\]`")
+_KINDS = {"array": "an array", "str": "a string", "bool": "true or false", "null": "null"}
 _HAS_ZONE = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
@@ -60,15 +71,17 @@ class Format(Protocol):
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: IO[bytes], name: str, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         """Read a file from its start.
 
         Args:
             file: A file that can seek.
             name: Its name, whose suffix tells of compression.
+            allowance: What the message may cost: its content is counted while it is read.
 
         Raises:
             BadContentError: The file is not of this format, or not of the schema.
+            OverAllowanceError: It costs more than it may.
         """
 
 
@@ -84,11 +97,11 @@ class _Texts(ABC):
     def texts(self, content: IO[bytes]) -> Iterator[bytes]:
         """The texts of a file's records."""
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: IO[bytes], name: str, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
         waiting: list[bytes] = []
         size = 0
-        with decompressed(file, name) as content:
+        with decompressed(file, name, allowance) as content:
             for text in self.texts(content):
                 waiting.append(text)
                 size += len(text)
@@ -138,36 +151,40 @@ class Csv:
     required: Sequence[str]
     delimiter: str = ","
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: IO[bytes], name: str, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
-        header = self._header(file, name)
+        header = self._header(file, name, allowance)
         if not header:
             return
         check_columns(header, self.schema, self.required, "header")
-        file.seek(0)
-        with decompressed(file, name) as content:
+        with decompressed(file, name, allowance) as content:
             try:
-                for batch in self._reader(content):
-                    yield self._finished(batch)
+                for block in self._reader(content, header):
+                    # Columns that are added to a block of short lines would be many times its bytes.
+                    for start in range(0, block.num_rows, BATCH_ROWS):
+                        yield self._finished(block.slice(start, BATCH_ROWS))
             except pa.ArrowInvalid as error:
                 raise BadContentError(_csv_fault(str(error), header)) from None
 
-    def _header(self, file: IO[bytes], name: str) -> list[str]:
-        with decompressed(file, name) as content:
-            # What follows the header is decoded in part, and is not looked at.
-            text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="")
-            try:
-                header = next((row for row in csv.reader(text, delimiter=self.delimiter) if row), [])
-            except csv.Error:
-                header = [_NOT_UTF_8]
-            finally:
-                # It would close the file.
-                text.detach()
+    def _header(self, file: IO[bytes], name: str, allowance: Allowance) -> list[str]:
+        with decompressed(file, name, allowance) as content:
+            head = content.read(_BLOCK_BYTES)
+        # What follows the header is decoded in part, and is not looked at.
+        lines = io.TextIOWrapper(io.BytesIO(head), "utf-8-sig", errors="replace", newline="")
+        is_cut = len(head) == _BLOCK_BYTES
+        try:
+            header = next((row for row in csv.reader(lines, delimiter=self.delimiter) if row), [])
+        except csv.Error:
+            header = [_NOT_UTF_8]
+        if is_cut and not lines.read(1):
+            raise BadContentError(f"the header does not end within {_BLOCK_BYTES} bytes")
+        if len(header) > MOST_COLUMNS:
+            raise BadContentError(f"the header names more than {MOST_COLUMNS} columns")
         if any(_NOT_UTF_8 in column for column in header):
             raise BadContentError("the header is not CSV in UTF-8")
         return header
 
-    def _reader(self, content: IO[bytes]) -> Any:
+    def _reader(self, content: IO[bytes], header: Sequence[str]) -> Any:
         # Timestamps are read as text first: pyarrow takes them either all with a zone, or all without.
         types = {field.name: pa.string() if is_zoned(field.type) else field.type for field in self.schema}
         return pa_csv.open_csv(
@@ -176,8 +193,7 @@ class Csv:
             parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
                 column_types=types,
-                include_columns=self.schema.names,
-                include_missing_columns=True,
+                include_columns=[name for name in self.schema.names if name in header],
                 null_values=[""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
@@ -187,6 +203,9 @@ class Csv:
     def _finished(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = []
         for field in self.schema:
+            if field.name not in batch.schema.names:
+                columns.append(pa.nulls(batch.num_rows, field.type))
+                continue
             values = batch.column(field.name)
             if is_zoned(field.type):
                 values = in_utc(values, field.name)
@@ -217,8 +236,12 @@ class JsonDocument(_Texts):
             if not self.may_be_empty:
                 raise BadContentError("the body is empty")
             return
+        if text.count(b"{") > MOST_OBJECTS:
+            raise BadContentError(f"more than {MOST_OBJECTS} objects: write one object a line, as jsonl")
         records = _elements(text) if text.startswith(b"[") else [text]
         for number, record in enumerate(records, 1):
+            if len(record) > LONGEST_LINE_BYTES:
+                raise BadContentError(f"record {number} is longer than {LONGEST_LINE_BYTES} bytes")
             try:
                 decode_object(record)
             except NotJsonError as error:
@@ -226,16 +249,32 @@ class JsonDocument(_Texts):
             yield record
 
 
+class _Counted(io.RawIOBase):
+    """Content of which each byte is counted when it is read."""
+
+    def __init__(self, content: IO[bytes] | gzip.GzipFile, allowance: Allowance) -> None:
+        self._content = content
+        self._allowance = allowance
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._content.read(len(buffer))
+        self._allowance.decompress(len(read))
+        buffer[: len(read)] = read
+        return len(read)
+
+
 @contextmanager
-def decompressed(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Open a file from its start, through gzip where its name says so."""
+def decompressed(file: IO[bytes], name: str, allowance: Allowance) -> Iterator[IO[bytes]]:
+    """Open a file from its start, through gzip where its name says so; what is read of it is counted."""
     file.seek(0)
     if not name.endswith(_GZIP_SUFFIX):
-        yield file
+        yield io.BufferedReader(_Counted(file, allowance), _READ_BYTES)
         return
     with faults_named("gzip"), gzip.GzipFile(fileobj=file, mode="rb") as content:
-        # For the types, a GzipFile is no IO[bytes].
-        yield content  # type: ignore[misc]
+        yield io.BufferedReader(_Counted(content, allowance), _READ_BYTES)
 
 
 @contextmanager
@@ -245,7 +284,7 @@ def faults_named(what: str) -> Iterator[None]:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise BadContentError(f"not {what}, or cut off") from None
-    except (BadContentError, ImportError, MemoryError):
+    except (BadContentError, OverAllowanceError, SpoolFullError, ImportError, MemoryError):
         raise
     except Exception as error:  # damaged bytes make pyarrow raise whatever its parts raise
         # pyarrow's own errors have no number.
@@ -266,8 +305,23 @@ def check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[st
         raise BadContentError(f"the {where} has no column {', '.join(absent)}, which is required")
 
 
+class _AnyObject(msgspec.Struct):
+    """An object, whatever is in it."""
+
+
 def _elements(text: bytes) -> list[bytes]:
     """The texts of the elements of a JSON array. Each is to be checked: here only the array is."""
+    try:
+        # Anything but objects ends this at once: millions of numbers would take many times their bytes.
+        msgspec.json.decode(text, type=list[_AnyObject])
+    except msgspec.ValidationError as error:
+        element = _ELEMENT.search(str(error))
+        record = f"record {int(element['place']) + 1}: " if element else ""
+        kind = f", but {_KINDS.get(element['kind'], 'a number')}" if element else ""
+        raise BadContentError(f"{record}not a JSON object{kind}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Said below.
+        pass
     try:
         return [bytes(element) for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -143,7 +143,7 @@ class S3EventsSource(FixedSource):
         """See :class:`.source.Source`."""
         path = self._path()
         record = StructType(columns.fields[: -len(_OBJECT_COLUMNS) - len(path.fields)])
-        reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path))
+        reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path), reading=self._reading)
         content = [StructField(LINE, StringType())] if self.format in _JSON else record.fields
         rows = reader.plan(messages, StructType([*content, *path.fields]), self._reading.tasks)
         carried = [*(quoted(name) for name in path.names), *OF_ROWS]

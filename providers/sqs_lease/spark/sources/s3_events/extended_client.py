@@ -68,7 +68,8 @@ class ExtendedClientSource(FixedSource):
         """See :class:`.source.Source`."""
         read = S3Read.of(self.read)
         store = ObjectStore(read.threads, self.endpoint_url, self.region)
-        reader = ObjectRows(store, JsonDocument(may_be_empty=False), locate=pointed_at, has_marks=False)
+        document = JsonDocument(may_be_empty=False)
+        reader = ObjectRows(store, document, locate=pointed_at, has_marks=False, reading=read)
         rows = reader.plan(messages, StructType([StructField(LINE, StringType())]), read.tasks)
         return json_rows(rows, LINE, columns, [MESSAGE_ID, SENT_AT, REASON])
 

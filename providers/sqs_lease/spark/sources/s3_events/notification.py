@@ -19,9 +19,12 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from sqs_lease.batch_files.json_syntax import decode_object
+from sqs_lease.core.failure_rules import printable
 from sqs_lease.spark.sources.sns import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, NotANotificationError
 
+# Of an address: S3 has no longer keys, but a notification may.
+_SHOWN_CHARACTERS: Final = 1_200
 _TAG: Final = re.compile(r"[!#-~]+")
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
 
@@ -46,7 +49,8 @@ class S3Object:
 
     def __str__(self) -> str:
         version = f" (version {self.version_id})" if self.version_id else ""
-        return f"s3://{self.bucket}/{self.key}{version}"
+        # It goes into reasons, logs and errors, and a key may have line feeds in it.
+        return printable(f"s3://{self.bucket}/{self.key}{version}"[:_SHOWN_CHARACTERS])
 
 
 def created_objects(body: str) -> tuple[S3Object, ...]:

@@ -1,21 +1,21 @@
 """Reads the objects that messages tell of, on the executors: several at a time, none of them whole in memory.
 
 Each message's objects are fetched to a temporary file, checked to their end, and kept as rows in another one, until its
-turn comes. So a message has either all of its rows or one reason. What is larger than a few megabytes is on disk.
+turn comes. So a message has either all of its rows or one reason. What is larger than a few megabytes is on disk, and
+what one message may cost is limited: see :mod:`.allowance`.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import IO, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -25,6 +25,13 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, NULL_DIRECTORY, REASON, SENT_AT
 from sqs_lease.spark.schemas import arrow_schema, nullable, record_batch
+from sqs_lease.spark.sources.s3_events.allowance import (
+    Allowance,
+    OverAllowanceError,
+    Spool,
+    SpooledFile,
+    SpoolFullError,
+)
 from sqs_lease.spark.sources.s3_events.contents import BadContentError, Format, in_utc, is_zoned
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore, ObjectUnavailableError
@@ -37,39 +44,64 @@ VERSION_ID: Final = "_s3_version_id"
 OF_ROWS: Final = (BUCKET, KEY, VERSION_ID, MESSAGE_ID, SENT_AT, REASON)
 """What each row says besides its contents."""
 
-_IN_MEMORY_BYTES = 2 * 1024 * 1024
+_MIB: Final = 1024 * 1024
 # Small objects are handed on together.
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
-Rows: TypeAlias = IO[bytes]
+Rows: TypeAlias = SpooledFile
 """The rows of a message, in Arrow's stream format."""
 
 
 @dataclass(frozen=True)
 class S3Read:
-    """How objects are read.
+    """How objects are read, and what one message may cost. A message that is over a limit is rejected by its name.
 
     Attributes:
         delimiter: What stands between the values of a CSV file.
         threads: How many messages one task works on at the same time, mostly waiting for S3.
         tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
+        max_bytes: How many bytes S3 may send for all objects of one message; 512 MiB by default.
+        max_content_bytes: How many bytes these may be once they are decompressed; 2 GiB by default.
+        max_rows: How many records they may have; 10 million by default.
+        max_seconds: How long one message may take, from the first request to S3 to its last record; 10 minutes by
+            default.
+        spool_bytes: How much the temporary files of one task may take together, objects and records; one message may
+            fill them alone. 4 GiB by default; a machine needs that for each task that runs on it.
     """
 
     delimiter: str = ","
     threads: int = 16
     tasks: int = 8
+    max_bytes: int = 512 * _MIB
+    max_content_bytes: int = 2048 * _MIB
+    max_rows: int = 10_000_000
+    max_seconds: float = 600
+    spool_bytes: int = 4096 * _MIB
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1:
             raise ValueError(f"delimiter must be one character, not {self.delimiter!r}")
         if min(self.threads, self.tasks) < 1:
             raise ValueError("threads and tasks must be at least 1")
+        for name in ("max_bytes", "max_content_bytes", "max_rows", "max_seconds", "spool_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
 
     @classmethod
     def of(cls, given: S3Read | Mapping[str, Any]) -> S3Read:
         """The same, which may be given as a mapping of some attributes."""
         return given if isinstance(given, S3Read) else cls(**given)
+
+    def allowance(self, spool: Spool) -> Allowance:
+        """What one message may cost, from now on."""
+        return Allowance(
+            fetched=self.max_bytes,
+            content=self.max_content_bytes,
+            rows=self.max_rows,
+            seconds=self.max_seconds,
+            spool=spool,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,6 +160,7 @@ class ObjectRows:
         path_columns: What their keys say; nothing, by default.
         locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
         has_marks: Whether an object without any byte is a mark, such as the one that stands for a folder.
+        reading: What one message may cost.
     """
 
     store: ObjectStore
@@ -135,6 +168,7 @@ class ObjectRows:
     path_columns: PathColumns = NO_PATH_COLUMNS
     locate: Callable[[str], Iterable[S3Object | Content]] = created_objects
     has_marks: bool = True
+    reading: S3Read = S3Read()
 
     @property
     def schema(self) -> pa.Schema:
@@ -174,29 +208,49 @@ class ObjectRows:
     def _answers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Made once, before threads share it.
         _ = self.store.client
-        under_way: deque[tuple[dict[str, Any], Future[Rows | str | None]]] = deque()
+        under_way: deque[tuple[dict[str, Any], str, Future[Rows | str | None]]] = deque()
+        put_aside: list[tuple[dict[str, Any], str]] = []
+        spool = Spool(self.reading.spool_bytes)
         pool = ThreadPoolExecutor(self.store.connections)
+
+        def next_answer() -> Iterator[pa.RecordBatch]:
+            of_message, body, reading = under_way.popleft()
+            try:
+                found = reading.result()
+            except SpoolFullError:
+                put_aside.append((of_message, body))
+            else:
+                yield from self._answer(of_message, found)
+
         try:
             for of_message, body in _messages(batches):
-                under_way.append((of_message, pool.submit(self.read, body)))
+                under_way.append((of_message, body, pool.submit(self.read, body, spool)))
                 if len(under_way) >= self.store.connections:
-                    yield from self._answer(*under_way.popleft())
+                    yield from next_answer()
             while under_way:
-                yield from self._answer(*under_way.popleft())
+                yield from next_answer()
+            for of_message, body in put_aside:
+                yield from self._answer(of_message, self.read(body, spool))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def read(self, body: str) -> Rows | str | None:
-        """The rows of all objects of one message; or why it is rejected; or None where there is nothing to store."""
+    def read(self, body: str, spool: Spool) -> Rows | str | None:
+        """The rows of all objects of one message; or why it is rejected; or None where there is nothing to store.
+
+        Raises:
+            SpoolFullError: There is no room for it beside the others.
+        """
+        allowance = self.reading.allowance(spool)
         with ExitStack() as stack:
-            rows = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
+            rows = stack.enter_context(SpooledFile(allowance))
             count = 0
             try:
                 with pa.ipc.new_stream(rows, self.schema) as stream:
-                    for batch in chain.from_iterable(map(self._rows, self.locate(body))):
+                    for batch in chain.from_iterable(self._rows(its, allowance) for its in self.locate(body)):
+                        allowance.take_rows(batch.num_rows)
                         stream.write_batch(batch)
                         count += batch.num_rows
-            except (*UNREADABLE, BadContentError) as error:
+            except (*UNREADABLE, BadContentError, OverAllowanceError) as error:
                 return str(error)
             if not count:
                 return None
@@ -204,24 +258,23 @@ class ObjectRows:
             stack.pop_all()
             return rows
 
-    def _rows(self, its: S3Object | Content) -> Iterator[pa.RecordBatch]:
+    def _rows(self, its: S3Object | Content, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         if isinstance(its, Content):
-            for batch in self.format.rows(io.BytesIO(its.text.encode()), ""):
+            for batch in self.format.rows(io.BytesIO(its.text.encode()), "", allowance):
                 yield self._completed(batch, {})
             return
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as file:
+        with SpooledFile(allowance) as file:
             try:
-                if not self.store.fetch(its, file) and self.has_marks:
+                if not self.store.fetch(its, file, allowance) and self.has_marks:
                     return
                 of_object = self.path_columns.values(its.key)
                 of_object |= {BUCKET: its.bucket, KEY: its.key, VERSION_ID: its.version_id}
-                for batch in self.format.rows(file, its.key):
+                for batch in self.format.rows(file, its.key, allowance):
                     yield self._completed(batch, of_object)
-            except (BadContentError, ObjectUnavailableError) as error:
+            except (BadContentError, ObjectUnavailableError, OverAllowanceError) as error:
                 raise BadContentError(f"{its}: {error}") from None
 
-    def _answer(self, of_message: dict[str, Any], read: Future[Rows | str | None]) -> Iterator[pa.RecordBatch]:
-        found = read.result()
+    def _answer(self, of_message: dict[str, Any], found: Rows | str | None) -> Iterator[pa.RecordBatch]:
         if found is None or isinstance(found, str):
             reason = NOTHING_TO_STORE if found is None else found
             yield record_batch(self.schema, 1, {**of_message, REASON: reason})

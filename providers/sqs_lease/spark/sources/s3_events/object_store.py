@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from sqs_lease.spark.errors import IngestionError
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, SpooledFile
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.sqs.boto3_sessions import boto3_session
 
@@ -87,19 +88,23 @@ class ObjectStore:
             ),
         )
 
-    def fetch(self, wanted: S3Object, file: IO[bytes]) -> int:
-        """Write an object to a file that can seek, and say how many bytes it has.
+    def fetch(self, wanted: S3Object, file: SpooledFile, allowance: Allowance) -> int:
+        """Write an object to a file, and say how many bytes it has. They are counted before they are written.
 
         Raises:
             ObjectUnavailableError: It cannot be had.
             ObjectStoreError: S3 did not answer, after several tries.
+            OverAllowanceError, SpoolFullError: It costs more than it may.
         """
         for attempt in range(1, _TRANSFER_TRIES + 1):
-            file.seek(0)
-            file.truncate()
-            with self._opened(wanted) as body:
+            file.empty()
+            answer = self._answer(wanted)
+            with answer["Body"] as body:
+                # Before a byte of it comes.
+                allowance.require_fetchable(answer.get("ContentLength") or 0)
                 try:
                     while chunk := body.read(_CHUNK_BYTES):
+                        allowance.fetch(len(chunk))
                         file.write(chunk)
                     return file.tell()
                 except BotoCoreError as error:
@@ -108,10 +113,10 @@ class ObjectStore:
                         raise self._failure(wanted, type(error).__name__) from error
         raise AssertionError("unreachable")
 
-    def _opened(self, wanted: S3Object) -> Any:
+    def _answer(self, wanted: S3Object) -> Any:
         version = {"VersionId": wanted.version_id} if wanted.version_id else {}
         try:
-            return self.client.get_object(Bucket=wanted.bucket, Key=wanted.key, **version)["Body"]
+            return self.client.get_object(Bucket=wanted.bucket, Key=wanted.key, **version)
         except ClientError as error:
             if is_of_the_object(error):
                 raise ObjectUnavailableError(code_of(error)) from None

@@ -9,7 +9,11 @@ from typing import IO, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from sqs_lease.spark.sources.s3_events.allowance import Allowance
 from sqs_lease.spark.sources.s3_events.contents import BATCH_ROWS, BadContentError, check_columns, faults_named
+from sqs_lease.spark.sources.s3_events.parquet_pages import MOST_COLUMNS, require_small_footer, rows_at_once
+
+_BUFFER_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -24,19 +28,37 @@ class Parquet:
     schema: pa.Schema
     required: Sequence[str]
 
-    def rows(self, file: IO[bytes], name: str) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: IO[bytes], name: str, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         """See :class:`.contents.Format`."""
+        require_small_footer(file)
         with faults_named("Parquet"):
-            content = pq.ParquetFile(pa.PythonFile(file, mode="r"), coerce_int96_timestamp_unit="us", pre_buffer=False)
+            content = pq.ParquetFile(
+                pa.PythonFile(file, mode="r"),
+                coerce_int96_timestamp_unit="us",
+                pre_buffer=False,
+                # Otherwise all bytes of a column in a row group are read at once.
+                buffer_size=_BUFFER_BYTES,
+                # Of lists in the footer: the columns at every depth, and the row groups.
+                thrift_container_size_limit=MOST_COLUMNS,
+            )
             found = content.schema_arrow.names
         check_columns(found, self.schema, self.required, "file")
-        for batch in _batches(content, [name for name in self.schema.names if name in found]):
-            yield _converted(batch, self.schema)
+        columns = [name for name in self.schema.names if name in found]
+        for batch in _batches(content, file, columns, allowance):
+            converted = _converted(batch, self.schema)
+            # Not what was read, which may be dictionaries.
+            allowance.decompress(converted.nbytes)
+            yield converted
 
 
-def _batches(content: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    content: pq.ParquetFile, file: IO[bytes], columns: Sequence[str], allowance: Allowance
+) -> Iterator[pa.RecordBatch]:
     with faults_named("Parquet"):
-        yield from content.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
+        wanted = pa.schema([content.schema_arrow.field(name) for name in columns])
+        for group in range(content.num_row_groups):
+            rows = rows_at_once(file, content.metadata, group, wanted, BATCH_ROWS, allowance)
+            yield from content.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

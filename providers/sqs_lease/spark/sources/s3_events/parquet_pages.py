@@ -1,0 +1,260 @@
+"""Measures a Parquet file before it is decoded: how many rows at a time fit into memory, or why it is refused.
+
+A page says in its header how large it is once it is decompressed, and Arrow allocates that and no more. But the
+encodings let a few bytes stand for many values: one long text in a dictionary, named a million times; a text that
+repeats its predecessor (DELTA_BYTE_ARRAY); a run of nulls. What the footer says of sizes need not be true, so it is not
+asked. The headers of all pages are read here, and from them follows a bound of what decoding takes:
+
+- Of each column, the largest page and the dictionary are in memory at the same time as those of all other columns.
+- Of a column without lists, a batch of rows has as many values. So the number of rows is chosen by the longest value
+  that there can be.
+- A list may have all values of its row group in one row. So all of them must fit.
+- The footer may say that Arrow is to make lists of a fixed size: then a null is as many values as that.
+
+The format: "Data Pages" and ``parquet.thrift`` of Apache Parquet; headers are in Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowanceError
+from sqs_lease.spark.sources.s3_events.contents import BadContentError
+
+MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""What decoding one file may take: the pages that are open, and lists."""
+
+BATCH_BYTES: Final = 64 * 1024 * 1024
+"""What the rows that are decoded together may take."""
+
+MOST_COLUMNS: Final = 10_000
+"""How many columns a file may have, at every depth."""
+
+_FOOTER_BYTES: Final = 8 * 1024 * 1024
+_TAIL_BYTES: Final = 8
+_MAGIC: Final = b"PAR1"
+_HEADER_BYTES: Final = 4 * 1024
+_LONGEST_HEADER_BYTES: Final = 1024 * 1024
+# Longer dictionaries are not looked into: their longest value may be all of it.
+_READ_DICTIONARY_BYTES: Final = 8 * 1024 * 1024
+_SHORT_BYTES: Final = 64
+# Of one value besides its bytes: levels, offsets, and the widest number.
+_OF_EACH_VALUE: Final = 16
+
+_OF_EACH_LIST: Final = 8
+
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
+_DESCRIBED_IN: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}
+_DICTIONARY_ENCODINGS: Final = frozenset({2, 8})
+_DELTA_BYTE_ARRAY: Final = 7
+_DAMAGED: Final = "not Parquet, or damaged"
+_CODECS: Final = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    kind: int
+    size: int
+    compressed: int
+    values: int
+    encoding: int
+    content_at: int
+
+
+def require_small_footer(file: IO[bytes]) -> None:
+    """Refuse a file whose description alone would fill the memory; leaves the position where it was not.
+
+    Raises:
+        OverAllowanceError: It would.
+    """
+    end = file.seek(0, 2)
+    file.seek(max(0, end - _TAIL_BYTES))
+    tail = file.read(_TAIL_BYTES)
+    if tail.endswith(_MAGIC) and int.from_bytes(tail[:4], "little") > _FOOTER_BYTES:
+        raise OverAllowanceError(f"the file's footer is longer than {_FOOTER_BYTES} bytes")
+
+
+def rows_at_once(
+    file: IO[bytes], metadata: Any, group: int, columns: pa.Schema, most_rows: int, allowance: Allowance
+) -> int:
+    """Say how many rows of a row group may be decoded together.
+
+    Args:
+        file: The file.
+        metadata: Its ``pyarrow.parquet.FileMetaData``.
+        group: The row group's number.
+        columns: The columns that are read, of the types that Arrow makes of them.
+        most_rows: The most to say.
+        allowance: The message's: it ends a file of endless pages.
+
+    Raises:
+        BadContentError: A page has no header that can be read.
+        OverAllowanceError: Even one row may not fit into memory, or there are pages without end.
+    """
+    described = metadata.row_group(group)
+    held = of_a_row = 0
+    for number in range(described.num_columns):
+        chunk, leaf = described.column(number), metadata.schema.column(number)
+        kinds = [its.type for its in columns if leaf.path == its.name or leaf.path.startswith(f"{its.name}.")]
+        if not kinds:
+            continue
+        width = _OF_EACH_VALUE + _OF_EACH_LIST * leaf.max_repetition_level
+        width += leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
+        longest = largest = dictionary = expanded = 0
+        in_dictionary = 0
+        for page in _pages(file, chunk):
+            allowance.look_at_the_clock()
+            if page.kind == _DICTIONARY_PAGE:
+                dictionary += page.size
+                if leaf.physical_type == "BYTE_ARRAY":
+                    in_dictionary = max(in_dictionary, _longest_value(file, page, chunk.compression))
+                continue
+            largest = max(largest, page.size)
+            if page.encoding in _DICTIONARY_ENCODINGS:
+                of_value, of_page = in_dictionary, page.values * in_dictionary
+            elif page.encoding == _DELTA_BYTE_ARRAY:
+                of_value, of_page = page.size, page.values * page.size
+            else:
+                of_value, of_page = -(-page.size // max(page.values, 1)), page.size
+            longest = max(longest, of_value)
+            expanded += of_page + page.values * width
+        held += largest + dictionary
+        size = max(map(_fixed_size, kinds))
+        if leaf.max_repetition_level == 0 or all(map(_has_no_other_list, kinds)):
+            of_a_row += size * (longest + width)
+        else:
+            held += size * expanded
+    if held + of_a_row > MEMORY_BYTES:
+        raise OverAllowanceError(
+            f"row group {group + 1} takes more than {MEMORY_BYTES} bytes of memory to decode: write smaller pages, and "
+            "smaller row groups where there are lists"
+        )
+    return max(1, min(most_rows, BATCH_BYTES // max(of_a_row, 1)))
+
+
+def _fixed_size(kind: pa.DataType) -> int:
+    """How many values one value of a type has because its lists are of a fixed size, along its largest branch."""
+    inner = max((_fixed_size(kind.field(number).type) for number in range(kind.num_fields)), default=1)
+    return inner * max(1, kind.list_size) if pa.types.is_fixed_size_list(kind) else inner
+
+
+def _has_no_other_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list of a fixed size of single values, so that each row has as many."""
+    return bool(pa.types.is_fixed_size_list(kind) and kind.value_field.type.num_fields == 0)
+
+
+def _pages(file: IO[bytes], chunk: Any) -> Iterator[_Page]:
+    """The pages of a column in a row group, as Arrow finds them."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
+        at = chunk.dictionary_page_offset
+    end, seen = at + chunk.total_compressed_size, 0
+    while at < end and seen < chunk.num_values:
+        page = _page(file, at)
+        at = page.content_at + page.compressed
+        if page.kind in (_DATA_PAGE, _DATA_PAGE_V2):
+            seen += page.values
+            yield page
+        elif page.kind == _DICTIONARY_PAGE:
+            yield page
+
+
+def _page(file: IO[bytes], at: int) -> _Page:
+    size = _HEADER_BYTES
+    while True:
+        file.seek(at)
+        data = file.read(size)
+        try:
+            header, length = _structure(data, 0)
+            break
+        except IndexError:
+            if len(data) < size or size >= _LONGEST_HEADER_BYTES:
+                raise BadContentError(_DAMAGED) from None
+            size *= 16
+    kind, whole, compressed = (header.get(field, -1) for field in (1, 2, 3))
+    described = header.get(_DESCRIBED_IN.get(kind, 0), {}) if isinstance(kind, int) else None
+    if not isinstance(described, dict):
+        raise BadContentError(_DAMAGED)
+    values, encoding = described.get(1, 0), described.get(4 if kind == _DATA_PAGE_V2 else 2, 0)
+    if any(not isinstance(number, int) or number < 0 for number in (kind, whole, compressed, values, encoding)):
+        raise BadContentError(_DAMAGED)
+    return _Page(kind, whole, compressed, values, encoding, content_at=at + length)
+
+
+def _longest_value(file: IO[bytes], page: _Page, compression: str) -> int:
+    """How long the longest text of a dictionary is, or how long it can be."""
+    at_most = max(0, page.size - 4 * page.values)
+    if page.size > _READ_DICTIONARY_BYTES or at_most <= _SHORT_BYTES:
+        return at_most
+    file.seek(page.content_at)
+    content = file.read(page.compressed)
+    if compression != "UNCOMPRESSED":
+        try:
+            content = pa.decompress(
+                content, decompressed_size=page.size, codec=_CODECS.get(compression, compression.lower()), asbytes=True
+            )
+        except (pa.ArrowException, ValueError):
+            # In a framing that only Arrow's reader knows, or damaged, which it will say.
+            return at_most
+    longest = at = 0
+    for _ in range(page.values):
+        length = int.from_bytes(content[at : at + 4], "little")
+        longest = max(longest, length)
+        at += 4 + length
+        if at >= len(content):
+            break
+    return min(longest, at_most)
+
+
+def _structure(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """The numbers and structures of a structure, by the numbers of their fields, and where it ends."""
+    if depth > 8:
+        raise BadContentError(_DAMAGED)
+    found: dict[int, Any] = {}
+    field = 0
+    while (byte := data[at]) != 0:
+        at += 1
+        kind, step = byte & 0x0F, byte >> 4
+        if step:
+            field += step
+        else:
+            field, at = _number(data, at)
+        match kind:
+            case 1 | 2:
+                pass
+            case 3:
+                at += 1
+            case 4 | 5 | 6:
+                found[field], at = _number(data, at)
+            case 7:
+                at += 8
+            case 8:
+                length, at = _variable(data, at)
+                at += length
+            case 12:
+                found[field], at = _structure(data, at, depth + 1)
+            case _:
+                raise BadContentError(_DAMAGED)
+    return found, at + 1
+
+
+def _variable(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise BadContentError(_DAMAGED)
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _variable(data, at)
+    return (value >> 1) ^ -(value & 1), at
