@@ -5,7 +5,7 @@ files; their records are stored exactly once, and the message is deleted then. A
 be read or has a line that is no order is given back, and goes to the dead-letter queue when the queue's redrive policy
 says so.
 
-Iceberg comes as a jar that Spark fetches from Maven Central, and is made for one version of Spark: docs/spark-sinks.md
+Iceberg comes as a jar that Spark fetches from Maven Central, and is made for one version of Spark: docs/sink-native.md
 says which were tested. So Spark is in an environment of its own here, which a variable names. The catalog is a
 directory; a real one is a REST or Glue catalog. Its namespace (`sales`) must exist.
 """

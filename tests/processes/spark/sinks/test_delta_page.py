@@ -1,4 +1,4 @@
-"""The Delta part of docs/spark-sinks.md: its code does what the text around it says."""
+"""The code of docs/sink-delta.md, and of giving a batch up, does what the text around it says."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the page define that are about this sink."""
+    """What the blocks of the page define, and the one of the page of all sinks that is about the ledger."""
     defined: dict[str, Any] = {}
-    for block in blocks(ROOT / "docs" / "spark-sinks.md"):
-        if ("DeltaSink" in block and "NativeDeltaSink" not in block) or "Ledger(" in block:
-            exec(compile(block, "spark-sinks.md", "exec"), defined)
+    (given_up,) = (block for block in blocks(ROOT / "docs" / "spark-sinks.md") if "Ledger(" in block)
+    for block in (*blocks(ROOT / "docs" / "sink-delta.md"), given_up):
+        exec(compile(block, "sink-delta.md", "exec"), defined)
     return defined
 
 

@@ -1,4 +1,4 @@
-"""The parts of docs/spark-sinks.md about PostgreSQL and Parquet: their code does what the text around it says."""
+"""The pages docs/sink-postgres.md and docs/sink-parquet.md: their code does what the text around it says."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the page define that are about these sinks, and the first one, on which they build."""
+    """What the blocks of the pages define."""
     defined: dict[str, Any] = {}
-    first, *others = blocks(ROOT / "docs" / "spark-sinks.md")
-    for block in (first, *(block for block in others if "PostgresSink" in block or "ParquetSink" in block)):
-        exec(compile(block, "spark-sinks.md", "exec"), defined)
+    for page in ("sink-postgres.md", "sink-parquet.md"):
+        for block in blocks(ROOT / "docs" / page):
+            exec(compile(block, page, "exec"), defined)
     return defined
 
 

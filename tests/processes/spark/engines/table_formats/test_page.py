@@ -1,4 +1,4 @@
-"""The parts of docs/spark-sinks.md on native Delta and Iceberg: their code does what the text around it says."""
+"""The code of docs/sink-native.md does what the text around it says."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from demo.processes import ROOT
-from sqs_lease.spark import JsonSource, ingest
 from sqs_lease.spark.sinks.jars import DELTA_SETTINGS, tested_jars
 from tests.spark.samples import message
-
-MARKS = ("NativeDeltaSink", "IcebergSink", "DELTA_SETTINGS", "ICEBERG_SETTINGS")
 
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the page define that are about these sinks."""
-    defined: dict[str, Any] = {"JsonSource": JsonSource, "ingest": ingest}
-    page = (ROOT / "docs" / "spark-sinks.md").read_text()
+    """What the blocks of the page define."""
+    defined: dict[str, Any] = {}
+    page = (ROOT / "docs" / "sink-native.md").read_text()
     for block in page.split("```python\n")[1:]:
-        code = block.partition("```")[0]
-        if any(mark in code for mark in MARKS):
-            exec(compile(code, "spark-sinks.md", "exec"), defined)
+        exec(compile(block.partition("```")[0], "sink-native.md", "exec"), defined)
     return defined
 
 
