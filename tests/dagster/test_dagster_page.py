@@ -1,4 +1,4 @@
-"""The code of docs/dagster.md does what the text around it says."""
+"""The code of docs/dagster.md, and the asset of docs/first-asset.md, do what the text around them says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sqs_lease.dagster import SqsQueueResource
 from sqs_lease.testing import LeasedQueues
 from tests.docs.test_examples import blocks
 
-TOP, FAILURES, RETURNED, DRAINED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED = blocks(ROOT / "docs" / "dagster.md")
+FAILURES, RETURNED, DRAINED, SENSORS, AUTOMATION, DISPATCH, CHECKS, CHECKED = blocks(ROOT / "docs" / "dagster.md")
+FIRST, *_ = blocks(ROOT / "docs" / "first-asset.md")
 QUEUE = {"orders_queue": SqsQueueResource(queue="orders")}
 
 
@@ -49,7 +50,7 @@ def evaluate(block: str, sensor: str, instance: dg.DagsterInstance) -> Any:
 
 def test_the_asset_stores_orders_and_deletes_their_messages(leased_queues: LeasedQueues, tmp_path: Path) -> None:
     queue = leased_queues.create("orders", '{"order_id": 1}', '{"order_id": 2}')
-    definitions: dg.Definitions = names(TOP)["defs"]
+    definitions: dg.Definitions = names(FIRST)["defs"]
     definitions.get_implicit_global_asset_job_def().execute_in_process()
     assert (tmp_path / "orders.jsonl").read_text() == '{"order_id": 1}\n{"order_id": 2}\n'
     assert queue.deleted == 2

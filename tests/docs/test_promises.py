@@ -1,4 +1,4 @@
-"""docs/how-it-works.md names a test for each promise: each of them exists."""
+"""docs/how-it-works.md and SECURITY.md name a test for each promise: each of them exists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _TEXT: Final = (ROOT / "docs/how-it-works.md").read_text()
 _PROMISES: Final = _TEXT.partition("\n## What is promised, and the test that shows it\n")[2]
 _ROW: Final = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", re.MULTILINE)
 _ROWS: Final[list[tuple[str, str, str]]] = _ROW.findall(_PROMISES)
+_CLAIMS: Final = (ROOT / "SECURITY.md").read_text()
+_PROTECTED: Final[list[tuple[str, str, str]]] = _ROW.findall(_CLAIMS)
 
 
 def test_every_row_of_the_tables_names_a_test() -> None:
@@ -22,7 +24,15 @@ def test_every_row_of_the_tables_names_a_test() -> None:
     assert len(_ROWS) == len(rows) - len(headings) > 40
 
 
-@pytest.mark.parametrize(("promise", "path", "name"), _ROWS, ids=[row[0] for row in _ROWS])
+def test_every_claim_about_security_names_a_test() -> None:
+    rows = [line for line in _CLAIMS.splitlines() if line.startswith("| ")]
+
+    assert len(_PROTECTED) == len(rows) - 2 > 10
+
+
+@pytest.mark.parametrize(
+    ("promise", "path", "name"), [*_ROWS, *_PROTECTED], ids=[row[0] for row in [*_ROWS, *_PROTECTED]]
+)
 def test_the_test_of_a_promise_exists(promise: str, path: str, name: str) -> None:
     file = ROOT / path
 
