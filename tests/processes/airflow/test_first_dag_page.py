@@ -1,4 +1,4 @@
-"""The pages on which a DAG is tested: their three files, put side by side, are a test that passes."""
+"""The page of the first DAG: its three files, put side by side, are a test that passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.docs.test_examples import ROOT, blocks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-PAGE = ROOT / "docs" / "testing-dags.md"
 TUTORIAL = ROOT / "docs" / "first-dag.md"
 
 
@@ -49,13 +48,6 @@ def project(directory: Path, conftest: str, dag: str, test: str) -> Path:
     (directory / "test_orders.py").write_text(test)
     shutil.copy(migrated_database(), directory / "airflow.db")
     return directory
-
-
-def test_the_files_of_the_page_are_a_test_that_passes(tmp_path: Path) -> None:
-    conftest, dag, test = blocks(PAGE)
-    ended = run(project(tmp_path, conftest, dag, test))
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "2 passed" in ended.stdout
 
 
 def test_the_files_of_the_tutorial_are_a_test_that_passes(tmp_path: Path) -> None:
