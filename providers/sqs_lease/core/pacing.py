@@ -2,10 +2,10 @@
 
 **The pace.** A queue's limit is not known, and differs a hundredfold between queues and emulators. So
 :class:`CallPacing` follows the rule of congestion control (back off to what went through, then probe for more), and not
-a fixed pause. It backs off only when three of 16 calls were throttled: a single throttled call has other causes, and an idle queue shows
-little of what it bears. All calls on a queue share one gate. Without that, settlements starve extensions: on a queue
-that allowed ten calls a second, 1 000 deletes took 24 000 calls, all of 500 held leases lapsed, and 150 messages that
-were done came back. With one gate no lease lapses, and every delete carries ten messages.
+a fixed pause. It backs off only when three of 16 calls were throttled: a single throttled call has other causes, and an
+idle queue shows little of what it bears. All calls on a queue share one gate. Without that, settlements starve
+extensions: on a queue that allowed ten calls a second, 1 000 deletes took 24 000 calls, all of 500 held leases lapsed,
+and 150 messages that were done came back. With one gate no lease lapses, and every delete carries ten messages.
 
 **The time for an answer.** A fixed time-out is wrong in both directions. Ten seconds leave no second try within a short
 lease; half of what is left of the lease makes a service that answers after three seconds look dead. So it is half of
