@@ -57,7 +57,9 @@ TRIGGERERS: Final = ("triggerer", SECOND_TRIGGERER)
 COMPONENTS: Final = (*TRIGGERERS, "scheduler", "api-server", "dag-processor")
 """The first workers; the last two are a running task, and one with its supervisor."""
 
-OF_TRIGGERERS: Final = (0, 1)
+RECEIVING: Final = (0, 1, 2)
+"""The triggerers, and the scheduler for its tasks: a sensor receives in a task, too."""
+
 GATE_FAULTS: Final = (Kind.CUT, Kind.SILENCE, Kind.LOST, Kind.ERRORS, Kind.THROTTLE, Kind.LATENCY)
 
 TRAITS: Final = Traits(
@@ -72,13 +74,16 @@ TRAITS: Final = Traits(
         Kind.KILL: (0, 0, 0, 1, 1, 1, 2, 3, 4, 5, 5, 6),
         Kind.STOP: (0, 0, 1, 1, 2, 3, 4, 5),
         Kind.MEMORY: (0, 1, 5),
-        **dict.fromkeys(GATE_FAULTS, OF_TRIGGERERS),
+        **dict.fromkeys(GATE_FAULTS, RECEIVING),
     },
     latest_start_seconds=25.0,
 )
 
 TAKEOVER: Final = Takeover(THRESHOLD_SECONDS - 2, THRESHOLD_SECONDS + MARGIN_SECONDS)
 """A triggerer sends a sign of life a second, so two less may be missed."""
+
+PASSED_ON_SECONDS: Final = 300.0
+"""The default of ``handoff_timeout``."""
 
 FRESH_SECONDS: Final = 4.0
 ENDED: Final = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
@@ -299,6 +304,7 @@ class AirflowHost:
     traits: Traits = TRAITS
     each_once: bool = False
     takeover: Takeover = TAKEOVER
+    passed_on_seconds: float = PASSED_ON_SECONDS
     disk_megabytes: int = 1
     start_seconds: float = 300.0
 
@@ -331,16 +337,21 @@ def _crew(ground: Ground) -> Iterator[AirflowCrew]:
         "ROUNDS_SHORT_SECONDS": str(SHORT_SECONDS),
         "ROUNDS_TABLE": str(table),
         "ROUNDS_PROCESSES": str(processes),
-        "AIRFLOW_CONN_AWS_DEFAULT": ground.server.airflow_connection,
         # The runs of the DAGs are not what is looked at.
         "PYTHONWARNINGS": "ignore",
+    }
+    gates = {name: ground.gate(name, number) for number, name in enumerate(COMPONENTS)}
+    own = {
+        name: {"AIRFLOW_CONN_AWS_DEFAULT": replace(ground.server, endpoint_url=gate.endpoint_url).airflow_connection}
+        for name, gate in gates.items()
     }
     with (
         postgres_server(migrated_postgres()) as database,
         airflow_stack(
             ground.directory / "airflow",
             DAGS_FOLDER,
-            environment,
+            # Tasks have the scheduler's: a sensor receives there, too.
+            environment | own["scheduler"],
             database_url=database.url,
             components=("api-server", "scheduler", "dag-processor"),
             stop_grace_seconds=3.0,
@@ -348,12 +359,9 @@ def _crew(ground: Ground) -> Iterator[AirflowCrew]:
     ):
         for dag_id in DAGS:
             stack.wait_for_dag(dag_id)
-        components = []
-        for number, name in enumerate(COMPONENTS):
-            gate = ground.gate(name, number)
-            behind = replace(ground.server, endpoint_url=gate.endpoint_url)
-            own = {"AIRFLOW_CONN_AWS_DEFAULT": behind.airflow_connection}
-            components.append(Component(name, gate, ground.directory / f"{name}.clock", stack, own))
+        components = [
+            Component(name, gate, ground.directory / f"{name}.clock", stack, own[name]) for name, gate in gates.items()
+        ]
         for triggerer in components[: len(TRIGGERERS)]:
             triggerer.start()
         scheduler = components[COMPONENTS.index("scheduler")]

@@ -152,6 +152,7 @@ class Evidence:
         left: How many messages the queue still had when the round was given up.
         deaths: The workers that ended by themselves, and how.
         takeover: How leases come from a process that is gone to another one; None where they do not.
+        passed_on_seconds: By how much a process extends a batch that it passes on; 0 where none is passed on.
     """
 
     sent: Mapping[str, Work]
@@ -165,6 +166,7 @@ class Evidence:
     left: int = 0
     deaths: Sequence[str] = field(default_factory=tuple)
     takeover: Takeover | None = None
+    passed_on_seconds: float = 0.0
 
 
 def audit(evidence: Evidence) -> list[Finding]:
@@ -503,6 +505,8 @@ def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> 
         last_changes = {entry.reception: entry for entry in entries if entry.kind == "change"}
         for entry in entries:
             if entry.kind != "change" or entry.is_release or entry.reception not in received:
+                continue
+            if entry.timeout_seconds == evidence.passed_on_seconds:
                 continue
             if entry is last_changes[entry.reception] and entry.reception not in good:
                 # A release with a delay, which is longer each time that a message fails.

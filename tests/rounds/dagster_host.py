@@ -275,6 +275,10 @@ def block_of_run(run: Run, events: Sequence[Event], parts: Sequence[Block], to_m
     )
 
 
+PASSED_ON_SECONDS: Final = 300.0
+"""For how long a run's batch is extended for the run that repeats it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DagsterHost:
     """Code server, web server, daemon, PostgreSQL, and runs in processes."""
@@ -282,6 +286,7 @@ class DagsterHost:
     traits: Traits = TRAITS
     each_once: bool = False
     takeover: None = None
+    passed_on_seconds: float = PASSED_ON_SECONDS
     disk_megabytes: int = 8
     start_seconds: float = 180.0
 

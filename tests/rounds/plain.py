@@ -47,6 +47,7 @@ class PlainHost:
     traits: Traits = TRAITS
     each_once: bool = False
     takeover: None = None
+    passed_on_seconds: float = 0.0
     disk_megabytes: int = 1
     start_seconds: float = 60.0
 

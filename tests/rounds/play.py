@@ -94,6 +94,7 @@ class Player:
             left=left,
             deaths=tuple(self._deaths),
             takeover=self._stack.host.takeover,
+            passed_on_seconds=self._stack.host.passed_on_seconds,
         )
         self._stack.host.forget(self._stack.place.disk)
         left_out = [fault for fault in plan.faults if fault.kind in impossible]

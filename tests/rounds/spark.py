@@ -49,6 +49,7 @@ class SparkHost:
     table_format: Literal["delta", "parquet"]
     each_once: bool = True
     takeover: None = None
+    passed_on_seconds: float = 0.0
     disk_megabytes: int = 128
     start_seconds: float = 600.0
 

@@ -45,6 +45,10 @@ class Host(Protocol):
         """How another process takes over the leases of one that is gone; None where none does."""
 
     @property
+    def passed_on_seconds(self) -> float:
+        """For how long a batch is extended that one process passes on to the next; 0 where none does."""
+
+    @property
     def disk_megabytes(self) -> int:
         """How large the disk of its table is."""
 

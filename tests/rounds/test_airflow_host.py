@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.rounds.airflow_host import COMPONENTS, GATE_FAULTS, TRAITS, block_of_run
+from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT
+from tests.rounds.airflow_host import COMPONENTS, GATE_FAULTS, PASSED_ON_SECONDS, TRAITS, block_of_run
 from tests.rounds.draw import Kind, draw
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -47,5 +48,13 @@ def test_a_run_whose_keeper_is_not_done_is_no_block_that_ended_well() -> None:
 
 def test_only_triggerers_lose_the_queue_and_every_process_is_killed_in_some_round() -> None:
     faults = [fault for seed in range(300) for fault in draw(TRAITS, seed).faults]
-    assert {COMPONENTS[fault.worker] for fault in faults if fault.kind in GATE_FAULTS} == {"triggerer", "triggerer-2"}
+    assert {COMPONENTS[fault.worker] for fault in faults if fault.kind in GATE_FAULTS} == {
+        "triggerer",
+        "triggerer-2",
+        "scheduler",
+    }
     assert {fault.worker for fault in faults if fault.kind is Kind.KILL} == set(range(TRAITS.workers))
+
+
+def test_a_batch_is_passed_on_for_as_long_as_by_default() -> None:
+    assert DEFAULT_HANDOFF_TIMEOUT.total_seconds() == PASSED_ON_SECONDS

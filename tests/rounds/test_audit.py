@@ -161,6 +161,12 @@ def test_a_lease_that_is_longer_than_the_time_already_worked_is_found() -> None:
     assert rules(audit(replace(GOOD, entries=entries))) == [Rule.TOO_LONG]
 
 
+def test_a_batch_that_is_passed_on_is_extended_by_so_much_and_no_more() -> None:
+    for seconds, found in ((300.0, []), (299.0, [Rule.TOO_LONG]), (301.0, [Rule.TOO_LONG])):
+        entries = [receive(A, 0.0, 1), change(A, 0.2, 1, seconds), delete(B, 14.0, 1)]
+        assert rules(audit(replace(GOOD, entries=entries, passed_on_seconds=300.0))) == found
+
+
 def test_the_time_already_worked_counts_from_the_first_of_repeated_receives_of_a_fifo_queue() -> None:
     cut = Window(Kind.CUT, A, -6.0, -2.0)
     entries = [receive(A, 0.0, 1, 5.0), change(A, 0.9, 1, 8.0), delete(A, 3.0, 1)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from demo.dagster_answers import Event, Run
+from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS
 from tests.rounds.audit import Block
-from tests.rounds.dagster_host import GATE_FAULTS, NAMES, TRAITS, block_of_run
+from tests.rounds.dagster_host import GATE_FAULTS, NAMES, PASSED_ON_SECONDS, TRAITS, block_of_run
 from tests.rounds.draw import Kind, draw
 
 CHECK = Block(
@@ -46,3 +47,7 @@ def test_only_runs_lose_the_queue_and_every_process_is_killed_in_some_round() ->
     faults = [fault for seed in range(300) for fault in draw(TRAITS, seed).faults]
     assert {NAMES[fault.worker] for fault in faults if fault.kind in GATE_FAULTS} == {"run"}
     assert {NAMES[fault.worker] for fault in faults if fault.kind is Kind.KILL} == set(NAMES)
+
+
+def test_a_batch_is_passed_on_for_as_long_as_the_package_does_it() -> None:
+    assert HANDOFF_SECONDS == PASSED_ON_SECONDS

@@ -8,6 +8,9 @@ Deleting message k + 1 while k goes back would have k processed after it. So thr
   deleted, although their own work succeeded, and come again after it, in order.
 - A message that went to the dead-letter queue holds nothing back: it is out of the way.
 
+The price: two deletes of one group never share a call, since one entry of a batch call can fail while the next one
+succeeds. A queue with one group pays 500 deletes for a batch of 500, instead of 50.
+
 A message that is received again takes its former place, even if it had gone back: the queue gives out a message only
 when none of its group is in flight, so all that is held from before is behind it. For the same reason, what went back
 concerns only those that had joined by then.

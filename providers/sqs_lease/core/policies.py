@@ -7,6 +7,11 @@ A lease must outlive the process that extends it until another takes over. What 
 timeout is left when a lease is about to be renewed: a process that dies just then leaves no more, and an outage of the
 service that begins just then must end within it. ``Growing`` leaves a third of the period, and of short periods up to
 20 s. An early extension of the first period alone would not help: the weak spot only moves to the next one.
+
+Requests are what SQS charges for. ``Growing`` extends by as much time as the work has taken so far, so their number
+grows with the logarithm of the work's length, and a crash stays bounded: messages come back after at most as long as
+the work had taken, and never later than the ceiling. Requests for 1 000 messages that are held for an hour, at a
+visibility timeout of 30 s: ``Growing`` 1 600, ``Buffered`` 12 200, ``Threshold`` 14 500, ``Fixed(15)`` 24 100.
 """
 
 from __future__ import annotations

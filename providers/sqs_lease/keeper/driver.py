@@ -1,4 +1,13 @@
-"""Drives the ledger of one queue over a transport: makes the calls that fall due, side by side, and reports them."""
+"""Drives the ledger of one queue over a transport: makes the calls that fall due, side by side, and reports them.
+
+The ledger decides everything: what to call, when, and how long to wait for the answer. The driver has the clock, the
+tasks and the transport, and reports each call once, whatever came of it. It stays awake only while something is due.
+
+**After a stall** of the event loop another process may have taken the leases over and settled them: a triggerer that
+stood still for long counts as gone. Airflow tells a triggerer so within about a second of its waking up. So a host may
+ask for a pause before the next call (``quiet_after_stall_seconds``), which is cut to half of what the most urgent lease
+has left.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """What users and hosts plug into a keeper: it may raise, or block for a while, and no lease stops for it.
 
+Policies, failure rules, listeners, meters and sources of messages may be a user's own. Each call of one is guarded, and
+the ledger gets each answer of the service before a plug-in hears of it. A policy that raises, or takes too long, is
+replaced by the default one for its batch.
+
 Each plug-in's first failure is logged with its traceback, further ones are not: a policy is asked for every lease.
 """
 
