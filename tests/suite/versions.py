@@ -107,7 +107,6 @@ ROOMS: Final = {
                     "test_a_parameter_of_the_dag",
                 )
             ),
-            "tests/airflow/test_migration.py::test_the_large_batch_is_stored",
             "tests/airflow/test_sealed_handover.py::test_stored_leases_of_another_batch_are_refused",
             "tests/airflow/test_unpublishable_messages.py::test_a_binary_attribute_travels_as_base64[by files]",
             "tests/airflow/test_unpublishable_messages.py::test_such_a_message_goes_through_files",
