@@ -132,7 +132,7 @@ def tables(results: Results) -> str:
             ),
             "### Where another one does better",
             "\n".join(f"- {line}" for line in better(rows)) or "In none of these figures, by more than a tenth.",
-            "### What ran",
+            "### Versions and settings",
             _table(
                 ["", "version", "how", "on", "load", "without work"],
                 [

@@ -48,7 +48,7 @@ def options(kind: type) -> set[str]:
 
 @pytest.mark.parametrize("option", sorted(options(SqsSensor) | options(SqsSensorTrigger) - {"waiter_delay"}))
 def test_every_option_of_the_stock_sensor_and_trigger_has_its_place(option: str) -> None:
-    table = PAGE[PAGE.index("## Options") : PAGE.index("## What changes")]
+    table = PAGE[PAGE.index("## Options") : PAGE.index("## Changes")]
     assert f"`{option}`" in table or f"`{option}=" in table
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _TEXT: Final = (ROOT / "docs/how-it-works.md").read_text()
-_PROMISES: Final = _TEXT.partition("\n## What is promised, and the test that shows it\n")[2]
+_PROMISES: Final = _TEXT.partition("\n## Promises, and the test that shows each\n")[2]
 _ROW: Final = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", re.MULTILINE)
 _ROWS: Final[list[tuple[str, str, str]]] = _ROW.findall(_PROMISES)
 _CLAIMS: Final = (ROOT / "SECURITY.md").read_text()
