@@ -464,7 +464,7 @@ BREACHES: tuple[Breach, ...] = (
     ("move_task", HasNoMoveTasks, Outcome.HARMLESS, "has no move tasks"),
     ("move_task", MovesNothing, Outcome.DIFFERS, "did not come back"),
     ("move_task", ListsNoMoveTasks, Outcome.DIFFERS, "listed not at all"),
-    ("move_task", RefusesSourcesByAnotherText, Outcome.HARMLESS, "no dead-letter queue was answered"),
+    ("move_task", RefusesSourcesByAnotherText, Outcome.HARMLESS, "not a dead-letter queue was answered"),
     ("fifo_order", SortsNoGroups, Outcome.DIFFERS, "in the order 1, 0"),
     ("fifo_order", SaysNoAttributes, Outcome.DIFFERS, "without their message group"),
     ("fifo_blocked_group", BlocksNoGroups, Outcome.DIFFERS, "while one before it was in flight"),

@@ -87,9 +87,9 @@ def verify(
 def _where(client: Any) -> str:
     given = client_credentials(client)
     account = getattr(given, "account_id", None)
-    whose = f"account {account}, " if account else ""
+    in_account = f"account {account}, " if account else ""
     return (
-        f"Where: {client.meta.endpoint_url}, region {client.meta.region_name}, {whose}credentials from "
+        f"Where: {client.meta.endpoint_url}, region {client.meta.region_name}, {in_account}credentials from "
         f"{credentials_source(client)}. Queues with names that begin with {PREFIX} are made there, and deleted."
     )
 

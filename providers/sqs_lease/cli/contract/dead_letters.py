@@ -91,7 +91,7 @@ async def _refuses_other_sources(ground: Ground) -> None:
         said = f"{error.code}: {error.text}"
     else:
         said = "with a task"
-    what = f"moving from a queue that is no dead-letter queue was answered {said}"
+    what = f"moving from a queue that is not a dead-letter queue was answered {said}"
     raise DiffersError(what, outcome=Outcome.HARMLESS)
 
 
@@ -148,7 +148,7 @@ DEAD_LETTERS: Final = (
     Check(
         "redrive",
         "A message that was received maxReceiveCount times goes to the dead-letter queue, with its id.",
-        "A message whose work always fails comes back without end.",
+        "A message that always fails comes back without end.",
         QueueKind.WITH_DEAD_LETTERS,
         _redrive,
     ),

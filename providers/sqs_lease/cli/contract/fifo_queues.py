@@ -105,7 +105,7 @@ FIFO: Final = (
     Check(
         "fifo_attempt_id",
         "A receive that is repeated with its ReceiveRequestAttemptId brings the same messages.",
-        "Messages whose answer was lost come only when their visibility timeout ends, and their groups wait.",
+        "After a lost answer, messages come only when their visibility timeout ends, and their groups wait.",
         QueueKind.FIFO,
         _attempt_id,
     ),

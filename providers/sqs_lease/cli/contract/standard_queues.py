@@ -305,7 +305,7 @@ STANDARD: Final = (
     Check(
         "release",
         "A visibility timeout of 0 gives a message back at once.",
-        "Messages whose work failed are retried only when their leases end.",
+        "Messages that failed are retried only when their leases end.",
         QueueKind.STANDARD,
         _release,
     ),
@@ -333,7 +333,7 @@ STANDARD: Final = (
     Check(
         "second_delete",
         "A delete that is repeated is answered as done or as lost, and a deleted message does not come again.",
-        "A delete whose answer was lost ends in an error; or work that is done is done again.",
+        "After a lost answer, a delete ends in an error; or work that is done is done again.",
         QueueKind.STANDARD,
         _second_delete,
     ),
