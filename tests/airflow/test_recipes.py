@@ -25,7 +25,7 @@ from tests.airflow.scripted_comms import ScriptedComms
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "dags" / "recipes").glob("*.py"), key=lambda path: path.name)
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-INCLUDED = re.findall(r'^```python\n--8<-- "([\w/.]+)"\n```$', PAGE, re.MULTILINE)
+INCLUDED = re.findall(r'^```\{\.python\}\n--8<-- "([\w/.]+)"\n```$', PAGE, re.MULTILINE)
 
 
 def run_recipe(name: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_the_site_shows_the_code_of_each_recipe_and_the_page_leads_to_it(recipe:
 
 
 def test_the_page_shows_nothing_else() -> None:
-    assert len(INCLUDED) == PAGE.count("```python") == len(RECIPES)
+    assert len(INCLUDED) == PAGE.count("{.python}") == len(RECIPES)
 
 
 @pytest.fixture

@@ -26,7 +26,16 @@ from sqs_lease.airflow.airflow_api.requests import RunOfTask
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.handover import HandedLease
 from sqs_lease.airflow.payload import load_lease, publishable, remove_files
-from sqs_lease.cli.permissions import CLEAN_SOURCE, IMPLIED, RECORDED, Place, needs_of
+from sqs_lease.cli.contract.running import CHECKS, PREFIX
+from sqs_lease.cli.permissions import (
+    CLEAN_SOURCE,
+    IMPLIED,
+    RECORDED,
+    VERIFY,
+    VERIFY_ANYWHERE,
+    Place,
+    needs_of,
+)
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, Threshold
 from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_backlog_sensor, stored_batch
@@ -282,6 +291,18 @@ def test_a_redrive(wire: Wire, queues: Queues, ground: Ground) -> None:
     # Cancelling names a task only, and the others name a queue.
     by_place[Place.DEAD_LETTERS] |= called & {"sqs:CancelMessageMoveTask"}
     assert by_place == of_queues("redrive")
+
+
+def test_verify(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This check makes every call that any of the others makes; tests/cli/test_verify.py runs them all.
+    monkeypatch.setattr("sqs_lease.cli.verify.CHECKS", [check for check in CHECKS if check.name == "permissions"])
+
+    assert sqs_lease_command("verify", "--yes").exit_code == 0
+
+    called = {action for call in wire.calls for action in call.actions}
+    # Cancelling names a task only.
+    assert wire.actions(PREFIX) | {"sqs:CancelMessageMoveTask"} == VERIFY
+    assert called - VERIFY == VERIFY_ANYWHERE
 
 
 def test_every_use_was_recorded_here() -> None:

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from sqs_lease.cli.output import CommandError
-from sqs_lease.cli.session import Session, own_access
+from sqs_lease.cli.session import own_access, queue_session
 from sqs_lease.sqs.client import AwsAccess
 
 HERE = "http://127.0.0.1:4566"
@@ -32,11 +32,11 @@ def test_a_url_off_aws_is_called_where_it_says() -> None:
 
 def test_a_url_of_another_endpoint_than_the_one_given_is_refused() -> None:
     with pytest.raises(CommandError, match=f"{ELSEWHERE} is not at {HERE}"):
-        Session(AwsAccess(endpoint_url=HERE), ELSEWHERE)
+        queue_session(AwsAccess(endpoint_url=HERE), ELSEWHERE)
 
 
 def test_another_name_of_the_same_host_is_not() -> None:
-    with Session(AwsAccess(endpoint_url=HERE), "http://localhost:4566/000000000000/orders"):
+    with queue_session(AwsAccess(endpoint_url=HERE), "http://localhost:4566/000000000000/orders"):
         pass
 
 
@@ -51,7 +51,7 @@ def test_a_second_ctrl_c_does_not_stop_what_the_first_one_began() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.to_thread(given_back.append, "a message")
 
-    with Session(AwsAccess(endpoint_url=HERE), "orders") as session, pytest.raises(KeyboardInterrupt):
+    with queue_session(AwsAccess(endpoint_url=HERE), "orders") as session, pytest.raises(KeyboardInterrupt):
         session.run(hold())
 
     assert given_back == ["a message"]

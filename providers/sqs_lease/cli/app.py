@@ -16,6 +16,7 @@ from sqs_lease.cli.peek import peek
 from sqs_lease.cli.plan import plan
 from sqs_lease.cli.policy import policy
 from sqs_lease.cli.redrive import redrive
+from sqs_lease.cli.verify import verify
 
 # What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -71,3 +72,4 @@ app.command()(policy)
 app.command()(plan)
 app.command()(peek)
 app.command()(redrive)
+app.command()(verify)

@@ -26,7 +26,14 @@ from sqs_lease.cli.queue_access import (
     probe,
 )
 from sqs_lease.cli.queue_checks import QueueContext, QueueState, clock_finding, queue_findings
-from sqs_lease.cli.session import endpoint_of, is_at, is_off_aws
+from sqs_lease.cli.session import (
+    aws_words,
+    client_credentials,
+    credentials_source,
+    endpoint_of,
+    is_at,
+    is_off_aws,
+)
 from sqs_lease.cli.versions import base_versions
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.client_transport import check_region
@@ -37,19 +44,6 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 _SOURCES: Final = "ListDeadLetterSourceQueues"
-
-_CREDENTIAL_SOURCES: Final = {
-    "env": "environment variables",
-    "explicit": "the settings",
-    "assume-role": "an assumed role",
-    "assume-role-with-web-identity": "a role of a web identity",
-    "shared-credentials-file": "the credentials file",
-    "config-file": "the configuration file",
-    "iam-role": "the machine's role",
-    "container-role": "the container's role",
-    "sso": "IAM Identity Center",
-    "login": "aws login",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +187,7 @@ class _Examination:
         # The package never asks SQS for a URL that the user gave.
         self._first = self._caller.url() if given_url is None else None
         self._url: str | None = given_url or (None if self._first is None else self._first.content.get("QueueUrl"))
-        words = [("--profile", access.profile_name), ("--endpoint-url", access.endpoint_url)]
-        self._cli = tuple(
-            word for name, value in (*words, ("--region", client.meta.region_name)) if value for word in (name, value)
-        )
+        self._cli = aws_words(access, client.meta.region_name)
 
     @property
     def url(self) -> str:
@@ -234,7 +225,7 @@ class _Examination:
             f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
             f"credentials from {credentials}",
         )
-        given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
+        given = client_credentials(self._client)
         if given is not None and given.method == "env" and given.token:
             yield Finding.note(
                 "credentials",
@@ -244,11 +235,9 @@ class _Examination:
             )
 
     def _credentials(self) -> str:
-        given = self._client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
         if self._hosts.airflow:
             return f"the connection {self._hosts.connection}"
-        method = "" if given is None else str(given.method)
-        return _CREDENTIAL_SOURCES.get(method, method or "nowhere")
+        return credentials_source(self._client)
 
     def _clock(self, answer: Answer) -> Iterator[Finding]:
         if answer.clock_seconds is not None:

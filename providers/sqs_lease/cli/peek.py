@@ -21,7 +21,7 @@ from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws
 from sqs_lease.cli.output import ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.sampling import Sample, look
-from sqs_lease.cli.session import Session
+from sqs_lease.cli.session import queue_session
 from sqs_lease.core.messages import Message
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes
@@ -51,7 +51,7 @@ def peek(
     SQS shows a message only to a consumer that receives it. So the receive count of each message goes up by
     one, and nobody else can receive it for a moment. In a terminal it asks first if the queue has a dead-letter queue.
     """
-    with Session(aws_access(region, profile, endpoint_url), queue) as session:
+    with queue_session(aws_access(region, profile, endpoint_url), queue) as session:
         url, attributes = session.run(_read(session.transport, queue))
         remarks = Console(stderr=True, highlight=False)
         print_remarks(remarks, _price(attributes))

@@ -84,6 +84,27 @@ CLEAN_SOURCE: Final[Mapping[str, frozenset[str]]] = {
 }
 """What `clean_source` of S3EventsSource calls for objects, besides what reads them: recorded, too."""
 
+VERIFY: Final = frozenset(
+    {
+        "sqs:CancelMessageMoveTask",
+        "sqs:ChangeMessageVisibility",
+        "sqs:CreateQueue",
+        "sqs:DeleteMessage",
+        "sqs:DeleteQueue",
+        "sqs:GetQueueAttributes",
+        "sqs:GetQueueUrl",
+        "sqs:ListDeadLetterSourceQueues",
+        "sqs:ListMessageMoveTasks",
+        "sqs:ReceiveMessage",
+        "sqs:SendMessage",
+        "sqs:StartMessageMoveTask",
+    }
+)
+"""What `sqs-lease verify` calls on the queues that it makes: recorded, too. To tag them, AWS asks for TagQueue."""
+
+VERIFY_ANYWHERE: Final = frozenset({"sqs:ListQueues"})
+"""What it calls on all queues, to find those that an earlier run left."""
+
 IMPLIED: Final[Mapping[str, Needs]] = {
     # SQS moves with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).
     "sqs:StartMessageMoveTask": {

@@ -21,6 +21,7 @@ from rich.text import Text
 from sqs_lease.cli.durations import shown_duration, typed_duration
 from sqs_lease.cli.options import Json
 from sqs_lease.cli.output import CommandError, Mark, console, print_json
+from sqs_lease.cli.prices import DOLLARS_A_MILLION
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.core.calls import EntryAnswer, ExtendCall, Verdict
 from sqs_lease.core.events import Lapsed
@@ -29,9 +30,6 @@ from sqs_lease.core.limits import DEFAULT_VISIBILITY_SECONDS, MAX_BATCH_ENTRIES,
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.core.specs import POLICIES, encode_policy
-
-DOLLARS_A_MILLION: Final = 0.40
-"""What AWS asked in us-east-1 for a million requests to standard queues when this was written; 0.50 for FIFO queues."""
 
 MOST_DOLLARS: Final = 1_000_000
 """Highest price of a million requests that is taken for a price."""

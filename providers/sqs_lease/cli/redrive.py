@@ -20,7 +20,7 @@ from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws
 from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.sampling import Sample, look
-from sqs_lease.cli.session import Session
+from sqs_lease.cli.session import queue_session
 from sqs_lease.core.calls import Verdict
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
@@ -115,7 +115,7 @@ def redrive(
     them, by a move task. Ctrl-C cancels that; what was moved stays moved, and it says how much that was.
     """
     screen, aside = console(), Console(stderr=True, highlight=False)
-    with Session(aws_access(region, profile, endpoint_url), queue) as session, _explained(queue):
+    with queue_session(aws_access(region, profile, endpoint_url), queue) as session, _explained(queue):
         if cancel:
             if to is not None or rate is not None or dry_run:
                 raise CommandError("--cancel moves nothing: leave out --to, --rate and --dry-run")

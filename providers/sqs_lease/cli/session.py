@@ -7,7 +7,7 @@ import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 from sqs_lease import blocking
@@ -20,23 +20,18 @@ PATIENCE_SECONDS: Final = 15.0
 """For so long after the first Ctrl-C, further ones are ignored: messages are being given back."""
 
 _T = TypeVar("_T")
+_Reached = TypeVar("_Reached", bound=RedriveTransport)
 
 
-class Session:
-    """A transport for the time of a ``with`` block.
+class Session(Generic[_Reached]):
+    """A transport for the time of a ``with`` block, which closes it.
 
     Args:
-        access: How to reach AWS.
-        queue: The queue's name, URL or ARN: it may name the region and the endpoint, and errors name it.
-
-    Raises:
-        CommandError: A URL is not of the endpoint that was given or configured.
-        sqs_lease.sqs.errors.SqsError: No client can be made.
+        transport: The transport.
     """
 
-    def __init__(self, access: AwsAccess, queue: str) -> None:
-        client = boto3_client.make_client(own_access(access, queue), queue=queue)
-        self.transport: RedriveTransport = blocking.open_transport(client, queue)
+    def __init__(self, transport: _Reached) -> None:
+        self.transport = transport
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -88,6 +83,21 @@ class Session:
             raise KeyboardInterrupt from None
 
 
+def queue_session(access: AwsAccess, queue: str) -> Session[RedriveTransport]:
+    """Reach one queue for the time of a ``with`` block.
+
+    Args:
+        access: How to reach AWS.
+        queue: The queue's name, URL or ARN: it may name the region and the endpoint, and errors name it.
+
+    Raises:
+        CommandError: A URL is not of the endpoint that was given or configured.
+        sqs_lease.sqs.errors.SqsError: No client can be made.
+    """
+    client = boto3_client.make_client(own_access(access, queue), queue=queue)
+    return Session(blocking.open_transport(client, queue))
+
+
 def own_access(access: AwsAccess, queue: str) -> AwsAccess:
     """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL.
 
@@ -122,6 +132,43 @@ def endpoint_of(queue_url: str) -> str:
     """The endpoint that a queue's URL names."""
     parts = urlsplit(queue_url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+_CREDENTIAL_SOURCES: Final = {
+    "env": "environment variables",
+    "explicit": "the settings",
+    "assume-role": "an assumed role",
+    "assume-role-with-web-identity": "a role of a web identity",
+    "shared-credentials-file": "the credentials file",
+    "config-file": "the configuration file",
+    "iam-role": "the machine's role",
+    "container-role": "the container's role",
+    "sso": "IAM Identity Center",
+    "login": "aws login",
+}
+
+
+def client_credentials(client: Any) -> Any:
+    """The credentials of a client of boto3; None without any."""
+    return client._request_signer._credentials  # noqa: SLF001 - botocore tells them nowhere else
+
+
+def credentials_source(client: Any) -> str:
+    """Where a client of boto3 has its credentials from, in words."""
+    given = client_credentials(client)
+    method = "" if given is None else str(given.method)
+    return _CREDENTIAL_SOURCES.get(method, method or "nowhere")
+
+
+def aws_words(access: AwsAccess, region: str) -> tuple[str, ...]:
+    """The words that follow ``aws`` in a command, so that it reaches the same queues.
+
+    Args:
+        access: How AWS is reached here.
+        region: The client's region.
+    """
+    options = (("--profile", access.profile_name), ("--endpoint-url", access.endpoint_url), ("--region", region))
+    return tuple(word for name, value in options if value for word in (name, value))
 
 
 def _is_aws(url: str) -> bool:

@@ -159,9 +159,9 @@ class MemoryTransport:
         """As the protocol says."""
 
         async def act() -> str:
-            destination_url = None if destination_arn is None else _url_of(destination_arn)
+            destination_url = None if destination_arn is None else arn_url(destination_arn)
             return self._sqs.start_message_move_task(
-                _url_of(source_arn), destination_url=destination_url, max_per_second=max_per_second
+                arn_url(source_arn), destination_url=destination_url, max_per_second=max_per_second
             )
 
         return await self._call(Operation.START_MOVE_TASK, source_arn, act)
@@ -170,7 +170,7 @@ class MemoryTransport:
         """As the protocol says."""
 
         async def act() -> Sequence[MoveTask]:
-            return self._sqs.move_tasks(_url_of(source_arn))
+            return self._sqs.move_tasks(arn_url(source_arn))
 
         return await self._call(Operation.LIST_MOVE_TASKS, source_arn, act)
 
@@ -272,7 +272,8 @@ class MemoryTransport:
         return results[0]
 
 
-def _url_of(arn: str) -> str:
+def arn_url(arn: str) -> str:
+    """The URL of a queue of a :class:`MemorySqs`, from its ARN."""
     queue = validation.queue_reference(arn)
     return f"https://sqs.{queue.region}.amazonaws.com/{queue.account}/{queue.name}"
 
