@@ -22,24 +22,24 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 LEFT: Final[dict[str, int]] = {
-    ".": 43,
-    "airflow": 135,
-    "batch_files": 3,
-    "benchmarks": 86,
-    "cli": 57,
-    "core": 55,
+    ".": 42,
+    "airflow": 0,
+    "batch_files": 2,
+    "benchmarks": 81,
+    "cli": 53,
+    "core": 52,
     "dags": 10,
-    "dagster": 152,
-    "dagster_defs": 6,
-    "demo": 54,
-    "docker": 14,
-    "docs": 269,
+    "dagster": 134,
+    "dagster_defs": 5,
+    "demo": 51,
+    "docker": 13,
+    "docs": 254,
     "ingestion": 14,
-    "keeper": 67,
-    "spark": 341,
-    "sqs": 22,
+    "keeper": 66,
+    "spark": 323,
+    "sqs": 20,
     "sqs_lease": 19,
-    "testing": 40,
+    "testing": 38,
 }
 """The sentences left in each room; the rooms of the package by their own names, ``.`` for files in no directory."""
 
@@ -50,11 +50,12 @@ PLACES: Final = ("providers/sqs_lease", "benchmarks", "dags", "dagster_defs", "d
 HABITS: Final = {
     # Capitalised, and not a question: "What becomes of a batch.", but neither "Tells what ..." nor "What is a lease?".
     "question word as subject": (
-        r"(?:\A|[.!?:|]\s+|\n\s*\n\s*|^\s*[#*>/-]+\s+)(?:What|Who|Whose|Which)\b(?![^.!?]*\?)"
+        r"(?:\A|[.!?:|]\s+|\n\s*\n\s*|^\s*[#*>/-]+\s+)(?:What|Who|Whose|Which)\b(?! to\b|[^.!?]*\?)"
     ),
     "nobody, somebody, whoever": r"\b(?i:nobody|somebody|whoever)\b",
     "anew": r"\banew\b",
-    "is no, are none": r"\bis no\b(?! longer| more)|\bare none\b",
+    # "It is no record": plainly, "it is not a record". "There is no record" is plain, and so is "no longer".
+    "is no, are none": r"(?<![Tt]here )\bis no\b(?! longer| more)|\bare none\b",
 }
 """What is counted, by the name that the report gives it."""
 

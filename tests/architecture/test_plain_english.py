@@ -34,7 +34,8 @@ def test_every_file_that_people_read_is_in_a_room() -> None:
         ("Nobody reads what somebody wrote, whoever it was", 3),
         ("It begins anew", 1),
         ("Renewal", 0),
-        ("There is no queue; there are none", 2),
+        ("It is no queue; there are none", 2),
+        ("There is no queue", 0),
         ("It is no longer held", 0),
     ],
 )
