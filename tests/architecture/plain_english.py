@@ -29,7 +29,7 @@ LEFT: Final[dict[str, int]] = {
     "cli": 53,
     "core": 52,
     "dags": 10,
-    "dagster": 134,
+    "dagster": 0,
     "dagster_defs": 5,
     "demo": 51,
     "docker": 13,
