@@ -26,7 +26,7 @@ LEFT: Final[dict[str, int]] = {
     "airflow": 0,
     "batch_files": 2,
     "benchmarks": 81,
-    "cli": 53,
+    "cli": 0,
     "core": 52,
     "dags": 10,
     "dagster": 0,
