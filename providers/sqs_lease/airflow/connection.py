@@ -159,7 +159,7 @@ def load_client_code() -> None:
     # for 0.1 s.
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 
-    # The sessions of all connections share what was read.
+    # The sessions of all connections share the loaded data.
     session = BaseSessionFactory(conn=None).get_async_session()  # type: ignore[no-untyped-call]
     loader = session.get_component("data_loader")
     # aiobotocore itself can do this only from 3.7 on, and the provider is content with older ones.

@@ -274,7 +274,7 @@ class _FilterProcess:
         return self._answer_within(asked, ANSWER_SECONDS)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process at once."""
         self.has_ended = True
         self._process.kill()
         self._process.wait()
@@ -310,7 +310,7 @@ def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
 
 
 def _is_of_dag_file(function: Any) -> bool:
-    """Whether a DAG file defines a function, by whatever name the file was imported."""
+    """Whether a DAG file defines a function, under any module name of that file."""
     dag_files = {
         getattr(module, "__file__", None)
         for name, module in tuple(sys.modules.items())

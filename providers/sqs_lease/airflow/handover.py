@@ -9,7 +9,7 @@ The holders that stop, and their actions:
     a keeper whose triggerer stops               extends by ``handoff_timeout``, forgets
     a keeper that was cleared                    extends by ``handoff_timeout``, notes that, forgets
     a keeper whose work has begun elsewhere      forgets
-    a keeper that was marked, or whose sensor    notes that the batch has ended, releases
+    a keeper that was marked, or with a sensor   notes that the batch has ended, releases
     begins again
     a triggerer that is killed                   nothing: its last note says how long the leases last
 

@@ -6,7 +6,7 @@ Work that must not be done twice begins with::
 
     require_held("orders", message["MessageId"])
 
-To work on messages again, clear the sensor with its downstream tasks: it receives what is visible then.
+To work on messages again, clear the sensor with its downstream tasks: it receives the messages that are visible then.
 
 Both functions ask Airflow twice, which takes about a tenth of a second. The answer is as fresh as the keeper's last
 note of it, which it leaves before it settles anything; a lease that was lost is noted within about two seconds.

@@ -262,7 +262,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
-        """Receive what is there, or let the trigger wait for messages, which then ends the task.
+        """Receive messages that are there, or let the trigger wait for them and end the task.
 
         Returns:
             The messages, or a reference to them, where this process received them itself.

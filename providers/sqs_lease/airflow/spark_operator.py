@@ -73,7 +73,7 @@ class SqsToSparkOperator(BaseOperator):
     It succeeds when the batch is in the table, and names messages that are not valid records in its return value
     (``batchItemFailures``, each with its ``reason``): the keeper settles those by ``on_failure``. With ``rejects`` in
     the spec they go to that table instead, and are deleted like the others. A failed try may be repeated, and so may
-    one that was killed: what is in the table already is not stored twice.
+    one that was killed: messages that are in the table already are not stored twice.
 
     When the task is ended, its Spark jobs are cancelled. The same happens when all its messages were settled or lost,
     because the keeper ended or all leases were lost; the task then fails without a retry. As long as some are held it

@@ -451,7 +451,7 @@ def build_sqs_backlog_sensor(
     Args:
         name: The sensor's name.
         queue: The queue. Its ``EnvVar``s are read in each evaluation.
-        target: What to run: a job (also one of :func:`dagster.define_asset_job`), several jobs, or assets in whatever
+        target: What to run: a job (also one of :func:`dagster.define_asset_job`), several jobs, or assets in any
             form sensors take them (``AssetsDefinition``, ``AssetSelection``, keys, a selection string). Of several
             jobs, each is treated as if it had a sensor of its own.
         queue_asset: Instead of ``target``: the external asset that stands for the queue. The sensor reports it as

@@ -18,7 +18,7 @@ PREFIX: Final = "sqs/"
 RECEIVED: Final = f"{PREFIX}received"
 DELETED: Final = f"{PREFIX}deleted"
 FAILED: Final = f"{PREFIX}failed"
-"""Messages whose work failed: given back, dead-lettered or left to expire."""
+"""Failed messages: given back, dead-lettered or left to expire."""
 
 UNSETTLED: Final = f"{PREFIX}unsettled"
 UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)

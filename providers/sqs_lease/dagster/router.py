@@ -296,6 +296,7 @@ class _Router:
         return dg.SensorResult(
             run_requests=asked,
             skip_reason=None if asked else reason,
+            # Clears the time of the first error, see _unreachable().
             cursor="",
             dynamic_partitions_requests=add_requests(partitions),
         )

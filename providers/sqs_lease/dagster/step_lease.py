@@ -325,6 +325,7 @@ class StepEnd:
         event = entry.dagster_event
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
+        # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
         self._is_over = True
         _ends.pop(self.context.op_execution_context, None)
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:

@@ -256,7 +256,9 @@ class Settler:
         """Whether this process is certainly the one that holds the batch.
 
         A keeper that is no longer deferred was cleared or marked, or ended in another triggerer while this one stood
-        still. After a stall only answers to questions asked since then count, however long they took.
+        still. After a stall only answers to questions asked since then count, however long they took. A release by a
+        process that no longer holds the batch would be harmful: on a standard queue, SQS lets a stale receipt make the
+        next holder's message visible.
         """
         stalled_until = watch.stalls.last_ended_at()
         has_heard = self._clock.now() >= stalled_until + AFTER_STALL_SECONDS
@@ -303,6 +305,7 @@ class Settler:
             settlements |= {
                 position: self._settlement(position, decisions[position]) for position in some if position in self._open
             }
+            # Other triggers run in between: thousands of messages in one round would delay their extensions.
             await asyncio.sleep(0)
         if self._ordered:
             settlements = self._in_group_order(settlements)

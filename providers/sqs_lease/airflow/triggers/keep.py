@@ -225,7 +225,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if not await settler.run(watch):
                 batch, self._batch = self._batch, None
                 if batch is not None:
-                    logger.info("The run was cleared: releasing what was held for it")
+                    logger.info("The run was cleared: releasing its messages")
                     # A task of its own, so that it finishes when Airflow ends this trigger meanwhile: nothing else
                     # would release the rest.
                     await end_of(asyncio.create_task(self._release(batch, self._handed)))
@@ -329,7 +329,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             )
             then = _AfterAction.LEAVE
         if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
-            logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
+            logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
             # In a cleared run this note would replace the one about the new batch.
             if then is _AfterAction.RELEASE:
                 await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())

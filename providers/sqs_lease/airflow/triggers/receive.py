@@ -156,7 +156,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     @shielded
     async def cleanup(self) -> None:
-        """Release what was received but not handed on."""
+        """Release messages that were received but not handed on."""
         try:
             await self._give_back()
             if self._keepers is not None and self._shared_keeper is not None:
@@ -240,6 +240,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
     ) -> None:
         self._stored = handed
+        # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
+        # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
+        # over them (Airflow 3.3.2).
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
         await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
@@ -250,7 +253,9 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             await self._publish_link(task, link)
 
     async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Whether this try had handed its batch on before its process was killed; a batch without messages goes back.
+        """Whether this try had handed its batch on before its process was killed.
+
+        If only the leases were published, or if one of them has lapsed, the batch is given back instead.
 
         Airflow deletes a task's XComs when its next try begins, so the XComs that are there are of this try.
         """
@@ -282,6 +287,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)
+        # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
         await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
         return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
 
