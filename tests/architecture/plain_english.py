@@ -32,7 +32,7 @@ LEFT: Final[dict[str, int]] = {
     "dagster": 0,
     "dagster_defs": 0,
     "demo": 51,
-    "docker": 13,
+    "docker": 0,
     "docs": 254,
     "ingestion": 0,
     "keeper": 66,
