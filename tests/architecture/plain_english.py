@@ -31,7 +31,7 @@ LEFT: Final[dict[str, int]] = {
     "dags": 0,
     "dagster": 0,
     "dagster_defs": 0,
-    "demo": 51,
+    "demo": 0,
     "docker": 0,
     "docs": 254,
     "ingestion": 0,
