@@ -47,7 +47,7 @@ test-pages: setup ## the page of leases in real Chromium (apt install chromium);
 test-metrics: setup ## the dashboard of docker/grafana on a real Prometheus, which is built once (with Go), and a real Airflow
 	@$(PYTHON_ENVIRONMENT)/python -m pytest tests/processes/metrics
 
-screenshots: test-pages ## take the screenshots of docs/ anew, and copy them there: look at what changed
+screenshots: test-pages ## take the screenshots of docs/ again, and copy them there: look at what changed
 	@for picture in docs/screenshots/*.png; do cp ".test-runs/pages/$$(basename "$$picture")" "$$picture"; done
 
 versions: setup ## the deterministic tests on each Python, and the lowest and newest dependencies; PYTHON=, RESOLUTION=, ROOM=
@@ -59,15 +59,16 @@ docs: setup ## build the site of docs/ into build/site, which needs no server; a
 	@NO_MKDOCS_2_WARNING=1 .website/bin/mkdocs build --strict
 	@echo "Read build/site/index.html"
 
-pictures: setup ## draw the pictures of docs/ anew, from runs of the package in virtual time
+pictures: setup ## draw the pictures of docs/ again, from runs of the package in virtual time
 	@$(PYTHON_ENVIRONMENT)/python -m docs.site.pictures
 
 release: setup ## make what is published, in dist/: wheel, sdist, bills of materials; a known vulnerability stops it
 	@requirements/release.sh
 
-lint: setup ## ruff and the type checker
+lint: setup ## ruff, the count of habits of wording, and the type checker
 	@$(PYTHON_ENVIRONMENT)/ruff check
 	@$(PYTHON_ENVIRONMENT)/ruff format --check
+	@$(PYTHON_ENVIRONMENT)/python -m tests.architecture.plain_english
 	@$(PYTHON_ENVIRONMENT)/mypy
 
 format: setup ## format the code and repair what ruff can repair
@@ -77,7 +78,7 @@ format: setup ## format the code and repair what ruff can repair
 simulate: setup ## run the simulator over more schedules, for example SEEDS=100000
 	@$(PYTHON_ENVIRONMENT)/python -m tests.simulation --seeds $(SEEDS)
 
-mutants: setup ## break the package in one place after the other: the tests must notice; NAME="a part of a name", JOBS=2
+mutants: setup ## break the package in one place after another; the tests must notice; NAME="a part of a name", JOBS=2
 	@$(PYTHON_ENVIRONMENT)/python -m tests.mutants $(if $(NAME),--only "$(NAME)") $(if $(JOBS),--jobs $(JOBS))
 
 model: setup ## search all states of the protocol's model, with all rules and without each (apt install spin gcc); see tests/model/README.md

@@ -1,4 +1,4 @@
-"""What waiting keepers cost Airflow: requests and SQL statements a second, side by side with an earlier commit.
+"""The cost of waiting keepers for Airflow: requests and SQL statements a second, side by side with an earlier commit.
 
     python -m benchmarks.airflow_load [--against HEAD~1] [--runs 100] [--instances 50] [--dags 1 22] [--seconds 60]
 
@@ -152,7 +152,7 @@ def _statements(lines: Iterable[str]) -> Counter[str]:
 
 
 def _kind(statement: str) -> str:
-    """What a statement is about."""
+    """Return the kind of a statement."""
     verb = statement.split(" ", 1)[0].rstrip(";").upper()
     if verb in _TRANSACTIONS or (verb == "SELECT" and " FROM " not in statement):
         return "transactions"

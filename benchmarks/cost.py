@@ -1,4 +1,4 @@
-"""What holding leases costs, side by side with an earlier commit.
+"""The cost of holding leases, side by side with an earlier commit.
 
     python -m benchmarks.cost [--against HEAD~1] [--leases 1000 50000 100000] [--runs 3]
 
@@ -72,7 +72,7 @@ def measured(sides: Sequence[Side], measure: str, leases: int, *, runs: int, col
     """Measure all sides in turn, several times.
 
     Args:
-        sides: What is compared.
+        sides: The compared sides.
         measure: What to measure, as `benchmarks.keeper_load` calls it.
         leases: How many leases are held.
         runs: How often.
@@ -93,8 +93,8 @@ class Table:
     """Prints figures of two sides and their ratio, a line at a time.
 
     Args:
-        sides: What is compared, the earlier one first.
-        title: What the figures are, with their unit.
+        sides: The compared sides, the earlier one first.
+        title: The title of the figures, with their unit.
     """
 
     def __init__(self, sides: Sequence[Side], title: str) -> None:
@@ -116,7 +116,7 @@ def compare(sides: Sequence[Side], leases: Sequence[int], runs: int, *, messages
     """Measure all, and print the tables.
 
     Args:
-        sides: What is compared, the earlier one first.
+        sides: The compared sides, the earlier one first.
         leases: How many leases to hold: CPU is measured at each, all else at the last.
         runs: How often what varies is measured.
         messages: For how many the calls are counted; 1 000 by default.

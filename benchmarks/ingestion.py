@@ -1,4 +1,4 @@
-"""What `ingest` costs beside plain Spark, in one run on the same bytes, as ratios.
+"""The cost of `ingest` beside plain Spark, in one run on the same bytes, as ratios.
 
     python -m benchmarks.ingestion [--messages 1000000] [--stored 10000000 40000000] [--rounds 3]
         [--memory 100000 1000000]
@@ -129,7 +129,7 @@ class Contest:
     Args:
         spark: The session, the same for all.
         directory: Where the tables go.
-        files: What is read.
+        files: The files to read.
         count: How many messages that are.
     """
 
@@ -197,7 +197,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def fill_ledger(ledger: Ledger, stored: int) -> None:
-    """Have a ledger know so many messages that nobody sent, spread evenly over the 14 days before the others."""
+    """Fill a ledger with this many invented messages, spread evenly over the 14 days before the others."""
     opened = ledger.open()
     batches = stored // BATCH_MESSAGES
     step = timedelta(days=14) / stored
@@ -276,7 +276,7 @@ class Memory:
 
 
 def memory_of(directory: Path, count: int) -> Memory:
-    """What a driver of its own, with its executors, needs for a batch of so many messages."""
+    """Measure the memory of a separate driver and its executors for a batch of this many messages."""
     manifest = directory / "memory.parquet"
     write_manifest(manifest, batch_id="memory", queue_url=QUEUE_URL, messages=messages(count))
     done = subprocess.run(
@@ -324,7 +324,7 @@ def watch(ended: Event, most: dict[str, float]) -> None:
 
 
 def megabytes(process: int, of: str) -> float:
-    """What Linux says of a process's memory: ``RssAnon``, its own now, or ``VmHWM``, with files, at most."""
+    """Read a process's memory from Linux: ``RssAnon``, its own now, or ``VmHWM``, with files, at most."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith(f"{of}:"):
             return float(line.split()[1]) / 1024

@@ -9,7 +9,7 @@ Time is the machine's, but idle time is skipped: when nothing is ready to run, t
 minute of holding takes as long as its work does, and the keeper finds the same delays between its calls as it would in
 a real minute. Nothing is stretched: while Python works, the clock goes on as fast as the machine's.
 
-What is measured:
+The measurements:
 
 * ``calls``: API calls to receive, hold for an hour and delete 1 000 messages, by policy.
 * ``cpu``: CPU milliseconds of the process per 1 000 leases and minute, transport included. `Fixed` extends each lease
@@ -256,7 +256,7 @@ def messages(numbers: Iterable[int]) -> list[Message]:
     return [Message(receipt(number), "{}", {"ApproximateReceiveCount": "1"}) for number in numbers]
 
 
-# What is measured
+# Measurements
 
 
 def calls(leases: int) -> Figures:

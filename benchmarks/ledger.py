@@ -1,4 +1,4 @@
-"""What the ledger takes to hold, extend and settle a lease, by how many are held; and what an alternative takes.
+"""The time of the ledger to hold, extend and settle a lease, by the number of leases; and of an alternative.
 
     python -m benchmarks.ledger [--sizes 1000 10000 100000]
 

@@ -1,4 +1,4 @@
-"""How long after the end of failing work its message can be received by somebody else, on a real Airflow.
+"""The time from the end of failing work until another consumer can receive its message, on a real Airflow.
 
     python -m benchmarks.release [--runs 20] [--at-once 3] [--sqlite]
 

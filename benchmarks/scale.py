@@ -1,4 +1,4 @@
-"""What one triggerer carries, by the number of runs: measured, beside what docs/capacity.md computes.
+"""The load that one triggerer carries, by the number of runs: measured, beside the figures of docs/capacity.md.
 
     python -m benchmarks.scale [--runs 1 10 100 1000] [--messages 1000]
 
@@ -6,7 +6,7 @@ For each number of runs a process of its own (`benchmarks.scale_load`, which say
 takes all leases over at once, as after the death of another triggerer, holds them until each was extended twice, and
 settles them. A number takes four minutes and more, because the visibility timeout is the default one. Where other work
 keeps the machine busy it takes longer, and the figures stay the same: *share* says how much of the time the process ran
-or had nothing to do, and the rest does not count. What is computed
+or had nothing to do, and the rest does not count. The computed part
 comes from the page's own arithmetic, so the page and this program cannot differ.
 
 A number of runs is carried when no lease lapsed and all was taken over, extended and settled in the time for that.
@@ -39,7 +39,7 @@ CALLS_OF_A_MESSAGE: Final = 3
 LONGEST_SECONDS: Final = 1800.0
 
 Figures: TypeAlias = Mapping[str, Any]
-"""What `benchmarks.scale_load` printed."""
+"""The output of `benchmarks.scale_load`."""
 
 Line: TypeAlias = tuple[str, float, float]
 """A name, what is computed, and what was measured."""
@@ -56,13 +56,13 @@ def page_constants() -> Mapping[str, Any]:
 
 
 def compared(runs: int, messages: int, figures: Figures, page: Mapping[str, Any]) -> list[Line]:
-    """What the page computes for one triggerer, and what was measured.
+    """Compare the page's figures for one triggerer with the measured ones.
 
     Args:
         runs: Runs at once.
         messages: Messages of each.
-        figures: What was measured with them.
-        page: What :func:`page_constants` returned.
+        figures: The measured figures.
+        page: The result of :func:`page_constants`.
     """
     leases = runs * messages
     phases = {phase["name"]: phase for phase in figures["phases"]}
@@ -134,7 +134,7 @@ def measure(runs: int, messages: int, page: Mapping[str, Any]) -> Figures:
     Args:
         runs: Runs at once.
         messages: Messages of each.
-        page: What :func:`page_constants` returned.
+        page: The result of :func:`page_constants`.
 
     Raises:
         subprocess.CalledProcessError: It failed; it wrote why to standard error.

@@ -185,10 +185,10 @@ class Load:
 
 @dataclass(slots=True)
 class Phase:
-    """What was seen from one moment to another.
+    """The observations of one phase.
 
     Attributes:
-        name: What happened meanwhile.
+        name: The name of the phase.
         seconds: How long it took.
         real_seconds: The same with what this process waited for a processor.
         finished: Whether it came to its end; if not, it was cut off.
@@ -279,7 +279,7 @@ class Supervisor:
     Attributes:
         asked: Requests by kind.
         state: The state of all work.
-        reports: What keepers reported when they ended.
+        reports: The keepers' reports at their end.
     """
 
     def __init__(self, load: Load, leases: Mapping[str, Mapping[str, Any]]) -> None:
@@ -356,7 +356,7 @@ class Meter:
         self.phases.append(phase)
 
     async def stub_counts(self) -> Mapping[str, Any]:
-        """What the SQS stub counted so far."""
+        """Return the SQS stub's counts so far."""
         return await asyncio.to_thread(self._read_counts)
 
     def _read_counts(self) -> Mapping[str, Any]:
@@ -374,7 +374,7 @@ class Meter:
                 self._phase.looks += 1
                 self._phase.blocked_seconds = max(self._phase.blocked_seconds, blocked)
                 self._phase.blocked_looks += blocked > BLOCKED_SECONDS
-            # A second that was longer because the loop was blocked is no busier for it.
+            # A second that was longer because the loop was blocked must not count as busier.
             length = self._clock.now() - second_ends + 1.0
             self._phase.busiest_calls = max(self._phase.busiest_calls, round((self._calls.total() - calls) / length))
             self._phase.busiest_asked = max(self._phase.busiest_asked, round((self._asked.total() - asked) / length))
@@ -578,7 +578,7 @@ def main() -> None:
 
 async def _carry(load: Load, clock: UndisturbedClock) -> None:
     print(json.dumps(await Triggerer(load, clock).carry()), flush=True)
-    # What was cut off is not to be extended once more, as a triggerer does that stops.
+    # Exit at once: a triggerer that stops in the usual way would extend its leases once more.
     os._exit(0)
 
 

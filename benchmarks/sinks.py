@@ -1,4 +1,4 @@
-"""What `ingest` into each kind of table costs beside plain Spark that writes the same kind, in one run, as ratios.
+"""The cost of `ingest` into each kind of table beside plain Spark that writes the same kind, as ratios.
 
     python -m benchmarks.sinks [--messages 200000] [--rounds 4] [--sinks delta parquet postgres]
 
@@ -59,7 +59,7 @@ class Contender:
         plain: Writes rows into a new table as a user would, by a name that no other has.
         sink: A sink of a new table of that name.
         once: As `plain`, from the rows of a manifest, and each message once; None where that has no plain way.
-        drop: Removes a table of that name which is no directory.
+        drop: Removes a table of that name if it is not a directory.
     """
 
     plain: Callable[[DataFrame, str], object]
@@ -69,13 +69,13 @@ class Contender:
 
 
 def contenders(spark: SparkSession, directory: Path, stack: ExitStack, names: Sequence[str]) -> Mapping[str, Contender]:
-    """Those with these names.
+    """Return the contenders with these names.
 
     Args:
         spark: The session.
         directory: Where tables go.
         stack: Ends what they need.
-        names: Which.
+        names: The names.
     """
     parquet = Contender(
         lambda rows, name: rows.write.parquet(str(directory / name)), lambda name: ParquetSink(directory / name)
@@ -175,7 +175,7 @@ class Contest:
     Args:
         spark: The session.
         directory: Where tables go, and nothing else.
-        files: What is read.
+        files: The files to read.
         count: How many messages that are.
     """
 

@@ -22,7 +22,7 @@ from demo.processes import LOOPBACK
 
 @dataclass(slots=True)
 class Counts:
-    """What was asked so far.
+    """The requests so far.
 
     Attributes:
         calls: Calls by operation.
@@ -76,7 +76,7 @@ class SqsStub:
         self._deadlines[handle] = now + seconds
 
     def counts(self) -> Mapping[str, Any]:
-        """What was asked so far."""
+        """The requests so far."""
         counts = self._counts
         return {
             "calls": dict(counts.calls),

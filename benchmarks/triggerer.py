@@ -1,4 +1,4 @@
-"""What one triggerer process does with many keepers: the load it makes, and how late it is.
+"""One triggerer process with many keepers: its load, and how late it is.
 
     python -m benchmarks.triggerer [--keepers 500] [--leases 100] [--queues 5] [--seconds 180] [--idle] [--niceness 15]
 
@@ -86,14 +86,14 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What was seen from one moment to another.
+    """The observations of one phase.
 
     Attributes:
-        name: What happened meanwhile.
+        name: The name of the phase.
         seconds: How long it took.
-        seen: What the probe saw, second by second.
+        seen: The probe's observations, second by second.
         calls: Calls to SQS by operation.
-        warnings: What Airflow's watchdog said, as :meth:`Bench.warnings`.
+        warnings: The warnings of Airflow's watchdog, as :meth:`Bench.warnings`.
     """
 
     name: str
@@ -174,16 +174,16 @@ class Bench:
         self._warnings = 0
 
     def counts(self) -> Mapping[str, Any]:
-        """What the SQS stub counted so far."""
+        """Return the SQS stub's counts so far."""
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self._stub_url, timeout=30) as answer:
             counts: Mapping[str, Any] = json.load(answer)
         return counts
 
     def seen(self) -> list[dict[str, Any]]:
-        """What the probe saw so far."""
+        """Return the probe's observations so far."""
         if not self._probe_path.exists():
             return []
-        # What is behind the last line's end is being written.
+        # The part after the last line end is still being written.
         *lines, _ = self._probe_path.read_text().split("\n")
         return [json.loads(line) for line in lines]
 
@@ -415,7 +415,7 @@ def bench(scale: Scale, packages: Path = ROOT / "providers") -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured.
+    """The measured figures.
 
     Attributes:
         phases: Start, takeover, holding and settling.

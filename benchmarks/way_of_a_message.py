@@ -33,7 +33,7 @@ GENERATED: Final = frozenset({"<genexpr>", "<lambda>", "<listcomp>", "<dictcomp>
 
 @dataclass(slots=True)
 class Way:
-    """What one message passed."""
+    """The way of one message."""
 
     files: Counter[str] = field(default_factory=Counter)
     classes: set[str] = field(default_factory=set)

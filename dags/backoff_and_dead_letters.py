@@ -1,8 +1,8 @@
-"""What becomes of failed messages, by the error that failed them.
+"""Failed messages, settled by the error that failed them.
 
 A message that can never be processed goes to the queue's dead-letter queue at once, with the reason as a message
-attribute. One that failed because a service was away comes back after a delay that grows with each receive. All others
-are visible again at once. (Whatever is received too often is moved by the queue's own redrive policy in any case.)
+attribute. A message that failed because a service was away comes back after a delay that grows with each receive. All
+others are visible again at once. (The queue's own redrive policy still moves messages that are received too often.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole batch by one task: up to 500 orders a run, into one file.
 
-The simplest shape. The messages stay invisible for as long as `store` needs, with all of its tries, and are deleted
-when it succeeded; if it fails for good, they are all visible again at once.
+This is the simplest shape. The messages stay invisible for as long as `store` needs, with all of its tries. They are
+deleted when it has succeeded; if it fails for good, they are all visible again at once.
 """
 
 from __future__ import annotations

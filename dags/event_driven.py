@@ -1,8 +1,7 @@
-"""Runs that messages start: no run waits for orders, and a run starts when there are some.
+"""Runs that messages start: a run starts when there are orders, so that runs do not wait for them.
 
-The trigger in the asset's watcher counts the messages, and the run receives them. What arrives while a run is at work
-is taken together by the next one. docs/event-driven.md says what happens when the DAG is paused, when runs fail, and
-what it costs.
+The trigger in the asset's watcher counts the messages, and the run receives them. The next run takes all messages that
+arrive while a run is at work. docs/event-driven.md describes paused DAGs, failing runs, and the costs.
 """
 
 from __future__ import annotations

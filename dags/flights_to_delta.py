@@ -1,8 +1,8 @@
 """Flights from an SQS queue into a Delta table, up to 1500 a run, each exactly once.
 
-The messages of a run stay invisible for as long as `load` needs, with all of its tries, however short the queue's
-visibility timeout is. Then those that are in the table are deleted, and those that are no flights are given back;
-the queue's redrive policy moves them to its dead-letter queue.
+The messages of a run stay invisible for as long as `load` needs, with all of its tries, even if the queue's visibility
+timeout is short. Then messages that are in the table are deleted, and those that are not flights are given back; the
+queue's redrive policy moves them to its dead-letter queue.
 
 `make demo` runs this DAG. To run it elsewhere, set two Airflow variables (`flights_queue_url`: the URL or the
 name of the queue, `flights_table`: a directory that all workers reach) and the connection `aws_default`.
@@ -27,7 +27,7 @@ FLIGHT = """
 """
 
 EXTEND_SECONDS = float(os.environ.get("FLIGHTS_EXTEND_SECONDS", "0"))
-"""For demonstrations."""
+"""The time between two extensions, for demonstrations; 0 leaves it to the default policy."""
 
 
 @dag(
@@ -55,11 +55,11 @@ def flights_to_delta() -> None:
                 workspace=f"{table}/batches",
             )
         if params["fail_first_try"] and ti.try_number == 1:
-            raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
+            raise RuntimeError("failing once, as configured: the rows are in the table, but the try did not succeed")
         # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
         until = dag_run.start_date + timedelta(seconds=params["run_seconds"])
         time.sleep(max(0.0, (until - datetime.now(UTC)).total_seconds()))
-        # Names the messages that are no flights; all others are deleted.
+        # Names the messages that are not flights; all others are deleted.
         return result.partial_batch_response()
 
     with sqs_lease(
@@ -69,7 +69,7 @@ def flights_to_delta() -> None:
         linger=5,
         timeout=5,
         soft_fail=True,
-        # Leave it out. The demo extends leases all the time, to show that; the default asks much less of SQS.
+        # Leave it out. The demo extends leases often, to show it; the default makes far fewer calls.
         policy=Fixed(every=EXTEND_SECONDS) if EXTEND_SECONDS else None,
     ) as messages:
         load(messages, table="{{ var.value.flights_table }}")

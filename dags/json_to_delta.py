@@ -1,8 +1,8 @@
 """JSON messages from a queue into a Delta table, every hour, each exactly once.
 
 Spark runs in a process of its own on the worker: 2 000 orders take seconds. The messages stay invisible meanwhile, and
-are deleted when they are in the table. Those that are no orders go to a table of their own with the reason and are
-deleted too, so that nobody has to look into the queue. (Without `rejects` they go back to the queue.)
+are deleted when they are in the table. Messages that are not orders go to a table of their own with the reason and are
+deleted too, so that the queue needs no manual work. (Without `rejects` they go back to the queue.)
 
 The worker needs `pip install "sqs-lease[airflow,manifest,spark]"` and Java 17. Spark may also be in an environment of
 its own (`python="/opt/spark/bin/python"`); the variable `spark_master` puts it on a cluster (`spark://...`) or behind

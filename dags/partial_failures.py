@@ -1,7 +1,7 @@
 """One task over the whole batch that fails some of its messages: only those go back to the queue.
 
 `MessageFailed` names them, and the task shows as failed. With retries left the task is tried again, over the whole
-batch. A task that shall show as successful names them by its return value instead, as an AWS Lambda function does:
+batch. To show as successful, a task names them by its return value instead, like an AWS Lambda function:
 `return {"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`.
 """
 
@@ -17,7 +17,7 @@ from sqs_lease.airflow import MessageFailed, sqs_lease
 
 @dag(schedule=None, max_active_runs=1)
 def orders_with_partial_failures() -> None:
-    """Receive a batch, and fail what cannot be booked."""
+    """Receive a batch, and fail the orders that cannot be booked."""
 
     @task
     def book(messages: Any) -> None:
@@ -27,7 +27,7 @@ def orders_with_partial_failures() -> None:
                 order = json.loads(message["Body"])
                 print(f"booking order {order['order_id']} over {order['total']:.2f}")
             except (ValueError, KeyError) as error:
-                # The type only: an error's text may quote the message.
+                # Only the type is printed, because an error's text may quote the message.
                 print(f"message {message['MessageId']} cannot be booked: {type(error).__name__}")
                 failed.append(message["MessageId"])
         if failed:

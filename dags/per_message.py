@@ -17,7 +17,7 @@ from sqs_lease.airflow import sqs_lease
 
 @dag(schedule=None, max_active_runs=1)
 def orders_one_by_one() -> None:
-    """Receive, check and store each order for itself."""
+    """Receive, check and store each order by itself."""
 
     @task(retries=1, retry_delay=timedelta(seconds=2))
     def check(message: Any) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def orders_one_by_one() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(order))
 
-    # A group, so that each `store` waits for its own `check` only. Were `store` expanded over what `check` returns,
-    # Airflow would start none of it before all of `check` has succeeded.
+    # A group, so that each `store` waits for its own `check` only. If `store` were expanded over the results of
+    # `check`, Airflow would start it only after all of `check` has succeeded.
     @task_group
     def handle(message: Any) -> None:
         store(check(message), directory="{{ var.value.get('orders_directory', 'file:///tmp/orders') }}")

@@ -1,10 +1,10 @@
 """Orders from a queue into a PostgreSQL table, one row an order: the newest message about it wins.
 
-A message that is no order goes to the queue's dead-letter queue, with what is wrong with it as the message attribute
+A message that is not an order goes to the queue's dead-letter queue, with the error as the message attribute
 `sqs_lease_reason`.
 
 The address of the database is that of the Airflow connection `orders_database`. It reaches Spark as an environment
-variable, so the password stands neither in the DAG nor in what Airflow shows of it. The worker needs
+variable, so the password is neither in the DAG nor in Airflow's interface. The worker needs
 `pip install "sqs-lease[airflow,manifest,spark,postgres]"` and Java 17.
 """
 

@@ -1,9 +1,9 @@
-"""What S3 says about new files, and the files' records, into an Iceberg table.
+"""The records of new files on S3 into an Iceberg table, by S3's notifications.
 
 The bucket sends its notifications to the queue (directly, through SNS or EventBridge). Each message may name several
-files; their records are stored exactly once, and the message is deleted then. A message whose file is missing, may not
-be read or has a line that is no order is given back, and goes to the dead-letter queue when the queue's redrive policy
-says so.
+files; their records are stored exactly once, and then the message is deleted. If a file is missing, may not be read or
+has a line that is not an order, its message is given back, and goes to the dead-letter queue by the queue's redrive
+policy.
 
 Iceberg comes as a jar that Spark fetches from Maven Central, and is made for one version of Spark: docs/sink-native.md
 says which were tested. So Spark is in an environment of its own here, which a variable names. The catalog is a

@@ -1,4 +1,4 @@
-"""The queues of the examples. What reads them takes one of these as a resource, by its name."""
+"""The queues of the examples. Assets and ops take one of these as a resource, by its name."""
 
 from dagster_defs.settings import BOOKINGS_QUEUE, DELIVERIES_QUEUE, FLIGHTS_QUEUE, ORDERS_QUEUE
 from sqs_lease.dagster import SqsQueueResource

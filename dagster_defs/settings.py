@@ -1,7 +1,7 @@
-"""Where the examples find their queues and leave their results: by environment variables, all but one with a default.
+"""The settings of the examples, their queues and directories: environment variables, all but one with a default.
 
 Those of the component are in its own file, `defs/customers/defs.yaml`.
-How SQS is reached is boto3's business: `AWS_DEFAULT_REGION`, `AWS_PROFILE`, `AWS_ENDPOINT_URL` and so on.
+The access to SQS is configured as usual with boto3: `AWS_DEFAULT_REGION`, `AWS_PROFILE`, `AWS_ENDPOINT_URL` and so on.
 """
 
 import os

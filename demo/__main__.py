@@ -1,7 +1,7 @@
-"""Runs the demo: `make demo`, or `python -m demo [--orchestrator dagster] [--keep]` in what `make setup` made.
+"""The demo: `make demo`, or `python -m demo [--orchestrator dagster] [--keep]` in the environment of `make setup`.
 
 It publishes flights and some malformed messages to a queue, lets Airflow (or Dagster) bring them into a Delta table
-in several runs, and reads back from queue, dead-letter queue and table where everything is. It exits with 0 when the
+in several runs, and reads the results back from queue, dead-letter queue and table. It exits with 0 when the
 figures add up, with 1 when they do not or something failed, and with 130 when it was interrupted.
 """
 
@@ -42,7 +42,7 @@ from sqs_lease.spark.java_home import java_for_spark
 MESSAGES = 3000
 
 SHOWN_MESSAGES = 300
-"""How many more are held at the end, when the user interface stays up."""
+"""Number of messages that one more run holds at the end, when the user interface stays up."""
 
 LAST = ROOT / ".demo" / "last"
 """Everything of the last demo: logs, the orchestrator's home, the table."""
@@ -51,10 +51,10 @@ ORCHESTRATORS: Mapping[str, Callable[[Work], AbstractContextManager[Runs]]] = {
     "airflow": airflow_runs,
     "dagster": dagster_runs,
 }
-"""What the demo runs on, by its name in lower case."""
+"""The orchestrators of the demo, by their names in lower case."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends the demo early."""
+"""The signals that end the demo early."""
 
 FAILED = 1
 INTERRUPTED = 130
@@ -79,7 +79,7 @@ EXPECTED_ERRORS = (
     PublishError,
     SetupMissingError,
 )
-"""Errors whose message says all that a user can act on; others are shown with their traceback."""
+"""Errors with a message that is enough for a user; others are shown with their traceback."""
 
 
 class Progress:
@@ -167,7 +167,7 @@ def _report(summary: Summary, table: Path, logs: Path) -> int:
         print("\nThe figures do not add up:", file=sys.stderr)
         for problem in problems:
             print(f"  - {problem}", file=sys.stderr)
-        print(f"What the runs did is in {logs}.\n", file=sys.stderr)
+        print(f"The logs of the runs are in {logs}.\n", file=sys.stderr)
         return FAILED
     print("The figures add up.\n", flush=True)
     return 0
@@ -203,7 +203,7 @@ def _only_one() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    # Once is enough: a second Ctrl-C must not keep processes from being stopped.
+    # A second Ctrl-C is ignored, so that it does not keep processes from being stopped.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.write(sys.stderr.fileno(), b"\nStopping everything ...\n")

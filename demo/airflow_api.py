@@ -50,7 +50,7 @@ class AirflowApi:
 
     Args:
         base_url: The API server's address, for example `http://127.0.0.1:8080`.
-        token: What :func:`log_in` gave; `None` where everybody is an administrator.
+        token: The result of :func:`log_in`; `None` if all users are administrators.
     """
 
     def __init__(self, base_url: str, token: str | None = None) -> None:

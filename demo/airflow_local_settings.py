@@ -1,7 +1,7 @@
-"""What Airflow's processes import at their start, by this name: the scheduler, what every task needs.
+"""Imports for the scheduler: Airflow's processes import the module of this name at their start.
 
-It starts tasks by forking itself. Each of them takes half a second less of the processor when it finds these modules
-there, and a run of the end-to-end tests has hundreds.
+The scheduler starts tasks by forking itself. Each needs half a second less of the processor if these modules are
+loaded already, and a run of the end-to-end tests has hundreds of tasks.
 """
 
 import importlib

@@ -25,7 +25,7 @@ SHOW_SECONDS = 6 * 3600
 
 DAG_FILE = ROOT / "dags" / f"{DAG_ID}.py"
 SETTINGS = {"FLIGHTS_EXTEND_SECONDS": "10"}
-"""What the DAG file reads: each lease is extended several times in a run."""
+"""Environment variables that the DAG file reads: each lease is extended several times in a run."""
 """The DAG of the demo, alone: the other examples there have no queues here."""
 
 
@@ -34,10 +34,10 @@ def airflow_runs(work: Work) -> Iterator[AirflowRuns]:
     """Run Airflow with the DAG of the demo until the block ends.
 
     Args:
-        work: What the DAG is to do.
+        work: The work of the DAG.
 
     Yields:
-        The runs, of which there are none yet.
+        The runs; at first there are no runs.
 
     Raises:
         demo.airflow_stack.AirflowSetupError: Airflow's database could not be made.
@@ -98,7 +98,7 @@ class AirflowRuns:
             self._states[self.stack.api.trigger(DAG_ID, conf)] = "queued"
 
     def outcomes(self) -> list[BatchOutcome]:
-        """What became of each batch, by the keeper's reports."""
+        """Return the outcome of each batch, by the keeper's reports."""
         found = []
         for run_id in self._states:
             report = self.stack.api.xcom(DAG_ID, run_id, KEEPER_TASK, "lease_report")

@@ -86,13 +86,13 @@ class AirflowStack:
     def start(self, component: str, *options: str, environment: Mapping[str, str] | None = None) -> ServerProcess:
         """Start a component, for example one that was killed; its log goes on in the same file.
 
-        What is left of the component's former process is ended first.
+        A former process of the component is ended first, with its children.
 
         Args:
             component: Its name, see :data:`COMPONENTS`, or :data:`WORKER`; with a number behind it (`scheduler-2`) it
                 is one more of that kind.
             options: More options of its command.
-            environment: What its environment has beside the stack's, or in its place.
+            environment: Variables in addition to the stack's, or in their place.
 
         Returns:
             The process, which is also in :attr:`processes`; it may not be ready yet.
@@ -320,7 +320,7 @@ def _environment(home: Path, given: Mapping[str, str]) -> dict[str, str]:
         "AIRFLOW_HOME": str(home.resolve()),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_PROXY": f"{LOOPBACK},localhost",
-        # No credentials but the given ones: a stack on this machine must never act on somebody's real account.
+        # Only the given credentials: a stack on this machine must never use a developer's real account.
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",

@@ -1,4 +1,4 @@
-"""What Dagster's GraphQL API says of code locations, runs, assets and sensors, as values."""
+"""Answers of Dagster's GraphQL API about code locations, runs, assets and sensors, as values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Location:
     """The code location as the web server sees it."""
 
     server_id: str | None
-    """Which code server answers: another one after each reload; `None` while none does."""
+    """The id of the code server: another one after each reload; `None` while there is no answer."""
     error: str | None
     """Why its definitions could not be loaded; `None` when they are."""
     is_unreachable: bool
@@ -92,7 +92,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a tested sensor would have started."""
+    """A run that a tested sensor would have started."""
 
     run_key: str | None
     tags: Mapping[str, str]
@@ -104,7 +104,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What testing a sensor gave."""
+    """The result of testing a sensor."""
 
     run_requests: Sequence[RunRequest]
     skip_reason: str | None

@@ -14,10 +14,10 @@ from demo.dagster_answers import CheckResult, DryRun, Event, Location, Materiali
 FINAL_RUN_STATES = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 
 REPOSITORY = "__repository__"
-"""What Dagster calls the one repository of a code location that is a `Definitions` object."""
+"""Dagster's name of the repository of a code location that is a `Definitions` object."""
 
 ASSET_JOB = "__ASSET_JOB"
-"""What Dagster calls the job that materializes assets which were selected by hand."""
+"""Dagster's name of the job that materializes assets which were selected by hand."""
 
 METADATA = """metadataEntries { __typename label
   ... on IntMetadataEntry { intRepr } ... on FloatMetadataEntry { floatValue } ... on TextMetadataEntry { text }

@@ -28,7 +28,7 @@ def dagster_runs(work: Work) -> Iterator[DagsterRuns]:
     The sensor of the asset starts by itself. One run is started by hand, and told to fail on its first try.
 
     Args:
-        work: What the asset is to do.
+        work: The work of the asset.
 
     Yields:
         The runs, of which there is one or more.
@@ -69,7 +69,7 @@ class DagsterRuns:
 
     @property
     def logs(self) -> Path:
-        """What the steps wrote: their event logs are seen in the user interface only."""
+        """The directory of the steps' output; their event logs are in the user interface only."""
         return self.stack.home / "storage"
 
     @property
@@ -84,10 +84,10 @@ class DagsterRuns:
         return RunCounts(at_work, len(self._states) - at_work)
 
     def start(self, visible: int) -> None:
-        """Nothing: the sensor sees as well that messages are visible."""
+        """Do nothing: the sensor sees that messages are visible."""
 
     def outcomes(self) -> list[BatchOutcome]:
-        """What became of each batch, by what was observed of the asset when the step had ended."""
+        """Return the outcome of each batch, by the asset's observation at the end of the step."""
         found = []
         for materialization in self.stack.api.materializations(ASSET):
             run_id = materialization.run_id
@@ -96,7 +96,7 @@ class DagsterRuns:
             # Counts that are 0 are not shown.
             numbers = Counter({"sqs/received": 0, **next(observed, {})})
             retried = sum(event.event_type == "STEP_RESTARTED" for event in events)
-            # What a failed try gave back may be in the batch of another run, so that the next try has none.
+            # Another run may take the messages of a failed try, so that the next try has an empty batch.
             if numbers["sqs/received"] or retried:
                 found.append(
                     BatchOutcome(

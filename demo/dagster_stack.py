@@ -58,7 +58,7 @@ INSTANCE: Mapping[str, Mapping[str, Any]] = {
     # The default coordinator, which looks for queued runs every five seconds by itself.
     "run_queue": {"dequeue_interval_seconds": 1},
 }
-"""What `dagster.yaml` says of every stack."""
+"""The settings in `dagster.yaml` of every stack."""
 
 
 class DagsterSetupError(RuntimeError):
@@ -87,8 +87,8 @@ class DagsterStack:
     def start(self, component: str) -> ServerProcess:
         """Start a component, for example one that was killed; its log goes on in the same file.
 
-        What is left of the component's former process is ended first, but for runs whose code server was killed
-        by :meth:`kill_code_server`.
+        A former process of the component is ended first, with its children, but not runs of a code server that
+        :meth:`kill_code_server` killed.
 
         Args:
             component: Its name, see :data:`COMPONENTS`.
@@ -359,7 +359,7 @@ def _environment(home: Path, sockets: Path, given: Mapping[str, str]) -> dict[st
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_PROXY": f"{LOOPBACK},localhost",
         "no_proxy": f"{LOOPBACK},localhost",
-        # No credentials but the given ones: a stack on this machine must never act on somebody's real account.
+        # Only the given credentials: a stack on this machine must never use a developer's real account.
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",

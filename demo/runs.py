@@ -1,4 +1,4 @@
-"""Lets runs of an orchestrator, whichever it is, work until the queue is drained."""
+"""The work of an orchestrator's runs until the queue is drained, the same for all orchestrators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NotDrainedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an orchestrator is to do: bring the messages of a queue into a table."""
+    """The work of an orchestrator: bring the messages of a queue into a table."""
 
     server: SqsServer
     queue_url: str
@@ -76,20 +76,20 @@ class Runs(Protocol):
         """See which runs there are by now."""
 
     def start(self, visible: int) -> None:
-        """See to it that runs receive what is visible; asked again and again while no run is at work.
+        """Start runs for visible messages; it is called again and again while no run is at work.
 
         Args:
-            visible: How many messages somebody could receive now.
+            visible: The number of messages that can be received now.
         """
 
     def outcomes(self) -> list[BatchOutcome]:
-        """What became of each batch; runs that received nothing are left out."""
+        """Return the outcome of each batch; runs that received nothing are left out."""
 
     def failed(self) -> list[str]:
         """The ids of the runs that failed."""
 
     def hold_for_show(self, publish: Callable[[], object]) -> str | None:
-        """Have messages held for as long as somebody may want to look at them.
+        """Start a run that holds messages, for people to look at.
 
         Args:
             publish: Sends the messages.
@@ -121,7 +121,7 @@ def drain(
     done_at = time.monotonic()
     while True:
         require_running([server, *runs.processes])
-        # In this order: what a run that is over gave back is seen as visible.
+        # In this order, so that messages that an ended run gave back count as visible.
         found, counts = runs.look(), queues.counts()
         now, dead_letters, stored = time.monotonic(), queues.dead_letters(), rows()
         if (counts.total, dead_letters, stored) != done:

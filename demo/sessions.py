@@ -43,5 +43,5 @@ def wait_for(pids: Sequence[int], seconds: float) -> None:
 def _runs_in(pid: int, session: int) -> bool:
     try:
         return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):  # It ended meanwhile, or belongs to somebody else.
+    except (psutil.Error, OSError):  # It ended meanwhile, or belongs to another user.
         return False

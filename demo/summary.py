@@ -19,20 +19,20 @@ class BatchOutcome:
     extension_calls: int
     """API calls made for them, up to ten messages a call."""
     lost: int
-    """Messages whose lease was lost: somebody else may have received them."""
+    """Messages with a lost lease: another consumer may have received them."""
     retried: int
     """Tasks that needed more than one try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What was published, and where it was found in the end.
+    """The published messages, and their places in the end.
 
     Attributes:
         published: The ids of the published messages.
         table_ids: The message id of each row of the table.
         dead_letter_ids: The ids of the messages in the dead-letter queue.
-        left: What the work queue still holds.
+        left: The counts of the work queue.
         batches: The runs that received messages.
         failed_runs: The ids of the runs that failed.
     """
@@ -81,12 +81,12 @@ class Summary:
         return [f"{name:<18}{figure:>6}  {remark}".rstrip() for name, figure, remark in figures]
 
     def problems(self) -> list[str]:
-        """What does not add up, one sentence each; nothing when all is as it must be."""
+        """Return the wrong figures, one sentence each; an empty list if all add up."""
         rows = set(self.table_ids)
         checks = [
             (self.duplicates, "rows of the table repeat a message"),
             (self.missing, "published flights are missing from the table"),
-            (len(rows - self.published.flights), "rows of the table are no published flight"),
+            (len(rows - self.published.flights), "rows of the table are not published flights"),
             (
                 len(self.published.malformed - self.dead_letter_ids),
                 "malformed messages are missing from the dead-letter queue",

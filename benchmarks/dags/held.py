@@ -14,7 +14,7 @@ MAPPED = os.environ.get("HELD_MAPPED") == "1"
 
 
 def held_dag(dag_id: str) -> DAG:
-    """A DAG with a lease over one task, which nobody starts."""
+    """Make a DAG with a lease over one task, which is not started."""
 
     @dag(dag_id=dag_id, schedule=None)
     def held() -> None:

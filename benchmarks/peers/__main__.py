@@ -1,12 +1,12 @@
-r"""Runs the peers against one SQS server, and writes what was found: `make benchmark-peers`.
+r"""The comparison of peers on one SQS server, and its results: `make benchmark-peers`.
 
     python -m benchmarks.peers [--peers boto3 ours ...] [--scenarios work ...] [--held 10000] [--throughput 100000]
 
 Long work of three peers goes on side by side, because they do little but wait; all else is measured of one peer after
 the other.
 Each run replaces the rows of its peers in `benchmarks/peers/results.json`, or its scenarios in them, and draws the
-table and the picture of `docs/peers.md` from all of them. What the processes wrote is in `.test-runs/peers`.
-At the end it prints what sqs-lease costs beside the least that the same takes, of the peers of this run:
+table and the picture of `docs/peers.md` from all of them. The processes' output is in `.test-runs/peers`.
+At the end it prints the cost of sqs-lease beside the cheapest peers of this run:
 
     python -m benchmarks.peers --scenarios throughput held --held 1000 \
         --peers boto3 boto3-10 sqs-consumer consumer ours ours-1000 same-calls
@@ -115,7 +115,7 @@ def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -
     Args:
         results: The former ones.
         row: The new one.
-        scenarios: What was measured for it; the rest stays what it was, if the version is the same.
+        scenarios: The scenarios that were measured for it; the others keep their figures if the version is the same.
     """
     rows = {former.name: former for former in results.rows}
     former = rows.get(row.name)
@@ -142,7 +142,7 @@ def merged(results: Results, row: Row, scenarios: Collection[str] = SCENARIOS) -
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Return a description of the machine."""
     return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {server_version()}"
 
 

@@ -33,7 +33,7 @@ _END: Final = "<!-- From benchmarks/peers/results.json: end -->"
 
 
 def summary(row: Row) -> str:
-    """A row in a few lines, for whoever runs it."""
+    """Return a row in a few lines, for the terminal."""
     found = {
         "problem": row.problem,
         "long work": row.long_work,
@@ -46,7 +46,7 @@ def summary(row: Row) -> str:
 
 
 def ratios(rows: Sequence[Row]) -> Iterator[str]:
-    """What sqs-lease in plain Python costs beside the least that the same takes: a line for each of its peers.
+    """Yield the cost of sqs-lease in plain Python beside the cheapest peers: a line for each of its peers.
 
     Args:
         rows: Those of one run: rows of two runs are not comparable.
@@ -89,7 +89,7 @@ def with_results(text: str, results: Results) -> str:
 
     Args:
         text: The page, which has the two marks between which the results are.
-        results: What was found.
+        results: The results.
 
     Raises:
         ValueError: The page does not have the marks.
@@ -132,7 +132,7 @@ def tables(results: Results) -> str:
             ),
             "### Where another one does better",
             "\n".join(f"- {line}" for line in better(rows)) or "In none of these figures, by more than a tenth.",
-            "### Versions and settings",
+            "### Versions and configuration",
             _table(
                 ["", "version", "how", "on", "load", "without work"],
                 [
@@ -268,7 +268,7 @@ def _outages(row: Row) -> str:
 
 
 def _held_all(row: Row) -> Held | None:
-    """What it took a peer to hold all that it was given; None where it did not."""
+    """Return the figures of a peer that held all its messages; None if it did not."""
     return row.held if row.held and row.held.messages >= row.sizes.held else None
 
 

@@ -33,10 +33,10 @@ STOP_SECONDS: Final = 5.0
 
 
 def installed(path: str) -> Path:
-    """What `requirements/peers.sh` installed.
+    """Return a path that `requirements/peers.sh` installed.
 
     Args:
-        path: Within its directory.
+        path: The path within its directory.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -53,7 +53,7 @@ MESSAGES_A_RUN: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one process of a peer has to do.
+    """The job of one process of a peer.
 
     Attributes:
         name: The scenario.
@@ -120,7 +120,7 @@ class Running:
         return seconds
 
     def memory_bytes(self) -> int:
-        """What they have in memory; what processes share is counted once (the proportional set size)."""
+        """Return their memory; pages that processes share are counted once (the proportional set size)."""
         total = 0
         for process in self._members():
             with suppress(psutil.NoSuchProcess):
@@ -135,14 +135,14 @@ class Running:
 
 
 class Peer(ABC):
-    """One of those that are compared.
+    """One of the compared programs.
 
     Attributes:
-        name: What it is called on the command line and in names of queues.
-        title: What the page calls it.
+        name: Its name on the command line and in names of queues.
+        title: Its name on the page.
         how: How it is configured, in a sentence for the page.
         extends: Whether it extends visibility timeouts; where it does not, the queue's own outlasts the work.
-        scenarios: Which it is taken through, by their names on the command line.
+        scenarios: Its scenarios, by their names on the command line.
         at_once: How many messages it may have at once where there is no work; None is as many as most.
     """
 
@@ -156,7 +156,7 @@ class Peer(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """What runs."""
+        """The version that runs."""
 
     @abstractmethod
     def running(self, jobs: Sequence[Job], directory: Path) -> AbstractContextManager[Running]:
@@ -206,7 +206,7 @@ class Program(Peer):
 
 
 class Boto3Loop(Program):
-    """What people write by hand."""
+    """A loop as people write it by hand."""
 
     name = "boto3"
     title = "a loop over boto3"

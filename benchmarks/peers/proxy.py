@@ -28,7 +28,7 @@ class Reception:
     """A message that was given to the consumer behind a gate.
 
     Attributes:
-        message_id: Which one.
+        message_id: Its id.
         at: When the answer came from the server, in seconds since the epoch.
     """
 
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server answered, or somebody in its place.
+    """The answer of the server, or of the gate in its place.
 
     Attributes:
         head: The status line and the fields of its head, as they came.
@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def content(self) -> Mapping[str, Any]:
-        """What it says, in the JSON protocol."""
+        """Its content, in the JSON protocol."""
         return _json(self.body)
 
 
@@ -102,7 +102,7 @@ class Gate:
         receptions: The messages that the consumer was given, in their order.
         deleted: When each message was deleted, by its id.
         connections: Those that are open.
-        is_cut: Whether nobody comes through now.
+        is_cut: Whether the way is blocked now.
     """
 
     port: int = 0
@@ -116,7 +116,7 @@ class Gate:
 
     @property
     def endpoint_url(self) -> str:
-        """What a client takes for the SQS server."""
+        """The endpoint that a client uses as the SQS server."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
@@ -132,7 +132,7 @@ class Gate:
             forward: Has the server answer it.
 
         Returns:
-            What the consumer is told; None tears its connection.
+            The answer for the consumer; None breaks its connection.
         """
         answer = await forward()
         # Written down even where the client is cut off meanwhile: the server has done it.

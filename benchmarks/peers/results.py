@@ -1,4 +1,4 @@
-"""What a run of the peers found, as values and as a file: `results.json`, which the page is written from."""
+"""The results of a run of the peers, as values and as a file: `results.json`, the source of the page."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LongWork:
 
     @property
     def requests(self) -> int:
-        """What the service would bill."""
+        """The number of requests that AWS would bill."""
         return self.receives + self.empty_receives + self.extensions + self.deletes + self.others
 
 
@@ -80,7 +80,7 @@ class FailingWork:
         lost: Messages that are neither visible nor in flight afterwards, though no work on them succeeded.
         delivered_before: Messages that the second consumer was given while the work still ran.
         visible_after_seconds: From the failure to when the next consumer is given the message, the median; None
-            when nobody was given any.
+            when it was not given to a consumer.
     """
 
     lost: int
@@ -112,7 +112,7 @@ class Held:
     Attributes:
         messages: How many the peer had at once.
         processor_percent: Of one core, while it holds them.
-        memory_megabytes: What its processes keep in memory.
+        memory_megabytes: The memory of its processes.
         requests_a_minute: Calls, while it holds them.
         deliveries: Messages that the second consumer was given.
     """
@@ -155,12 +155,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was found of one peer.
+    """The results of one peer.
 
     Attributes:
         name: Its name on the command line.
         title: Its name on the page.
-        version: What ran.
+        version: The version that ran.
         how: How it was configured.
         ran_on: The day.
         sizes: How much it was given.
@@ -197,7 +197,7 @@ class Results:
 
 
 def load(path: Path = FILE) -> Results:
-    """The results of former runs; empty where there are none."""
+    """Load the results of former runs; empty without any."""
     return msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else Results()
 
 

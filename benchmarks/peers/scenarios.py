@@ -1,4 +1,4 @@
-"""What each peer goes through, the same for all: long work, failing work, outages, many at once, no work at all."""
+"""The scenarios of the peers, the same for all: long work, failing work, outages, many at once, no work at all."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class SecondConsumer:
     Args:
         sqs: A client behind its gate.
         queue_url: The queue.
-        wait_seconds: How long a poll waits. ElasticMQ looks through the messages in flight for whoever waits, with
-            each call of anybody: where there are thousands, polls must not wait.
+        wait_seconds: How long a poll waits. For each waiting poll, ElasticMQ searches the messages in flight at
+            each call: with thousands of messages, polls must not wait.
     """
 
     def __init__(self, sqs: SQSClient, queue_url: str, *, wait_seconds: int) -> None:
@@ -111,7 +111,7 @@ class QueueState:
         at: When, by the monotonic clock.
         visible: How many messages were not received.
         left: How many were not deleted.
-        processor_seconds: What the peer's processes have used; 0 where they were not asked.
+        processor_seconds: The processor time of the peer's processes; 0 if it was not read.
     """
 
     at: float
@@ -260,7 +260,7 @@ class Ground:
         """Make a queue and its dead-letter queue, and send messages.
 
         Returns:
-            What the peer has to do, and the queue's URL at the server.
+            The peer's job, and the queue's URL at the server.
         """
         sizes = self._sizes
         visibility = sizes.visibility_seconds

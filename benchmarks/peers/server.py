@@ -20,7 +20,7 @@ _JARS: Final = "elasticmq/target/dependency"
 
 
 def server_version() -> str:
-    """What runs.
+    """Return the version that runs.
 
     Raises:
         FileNotFoundError: It is not installed.

@@ -1,7 +1,7 @@
-"""Dead letters: those with a reason that a retry does not mend go aside, and SQS moves the others back.
+"""Dead letters: those that a retry cannot mend are set aside, and SQS moves the others back.
 
-SQS moves all that is visible in a dead-letter queue, or nothing. So the messages to leave out are received, sent and
-deleted first; the lease deletes a message only after it was sent, and gives back the ones that stay.
+SQS can only move all visible messages of a dead-letter queue. So the messages to leave out are first received, sent to
+another queue and deleted; the lease deletes a message only after it was sent, and gives back the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def arn_of(queue: str) -> str:
 
 @dag(schedule=None, max_active_runs=1)
 def orders_redriven() -> None:
-    """Sort what was dead-lettered, and move back what may succeed now."""
+    """Sort the dead letters, and move back those that may succeed now."""
 
     @task
     def set_aside() -> int:

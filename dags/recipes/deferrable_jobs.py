@@ -1,4 +1,4 @@
-"""A job elsewhere for each message, by a deferrable operator: no worker waits for it, and its message stays invisible.
+"""A job elsewhere for each message, by a deferrable operator: it needs no worker slot, and its message stays invisible.
 
 Any operator is work: this one runs a job on AWS Batch. KubernetesPodOperator, EmrServerlessStartJobOperator or
 DatabricksSubmitRunOperator are used in the same way. A task that is deferred is not done, so its message is
@@ -18,7 +18,7 @@ from sqs_lease.airflow import sqs_lease
 
 
 def job_for(message: Any) -> dict[str, Any]:
-    """What the job of a message is given: its environment."""
+    """Return the parameters of a message's job: its environment."""
     video = json.loads(message["Body"])
     return {"environment": [{"name": "VIDEO", "value": video["url"]}]}
 

@@ -1,7 +1,7 @@
 """Several queues into one DAG: a lease for each queue, side by side, and one task behind all of them.
 
-The leases know nothing of one another: a queue that is empty skips its own tasks only, and messages whose work fails go
-back to their own queue. What one of the queues failed shows in the run's state all the same.
+The leases are independent: an empty queue skips its own tasks only, and failed messages go back to their own queue. A
+failure in one of the queues still shows in the run's state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REGIONS = ("eu", "us", "asia")
 
 @dag(schedule=None, max_active_runs=1)  # a real one: schedule="*/5 * * * *", catchup=False
 def orders_of_all_regions() -> None:
-    """Receive from each region's queue, and add up what all of them brought."""
+    """Receive from each region's queue, and add up the totals."""
 
     @task(retries=2)
     def load(messages: Any) -> float:
@@ -36,7 +36,7 @@ def orders_of_all_regions() -> None:
         ) as messages:
             totals.append(load.override(task_id=f"load_{region}")(messages))
 
-    # Outside the leases: the messages are settled by then, whatever becomes of this task.
+    # Outside the leases: the messages are settled before, so a failure of this task does not affect them.
     @task(trigger_rule="none_failed_min_one_success")
     def add_up(totals: Any) -> float:
         return sum(float(total) for total in totals if total is not None)

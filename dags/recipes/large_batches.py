@@ -1,8 +1,8 @@
 """Batches of up to 10 000 messages: stored in files, and collected for up to a minute.
 
 `linger` is how long the sensor goes on receiving after the first message, and its default of one second is too short
-for so many. A batch that is full ends at once, however long `linger` is, so a long one costs time only when fewer
-messages are there. The messages that came first are held meanwhile.
+for so many. A full batch ends at once, so a long `linger` costs time only if there are fewer messages. The messages
+that came first are held meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def many_readings() -> None:
 
     @task(retries=2)
     def load(messages: Any) -> float:
-        # The task is given a reference to the file, of a few hundred bytes.
+        # The task's argument is a reference to the file, of a few hundred bytes.
         return sum(float(json.loads(message["Body"])["value"]) for message in read_messages(messages))
 
     with sqs_lease(

@@ -1,4 +1,4 @@
-"""Work that takes longer than 12 hours, second way: it stops in time, gives its message back, and goes on next time.
+"""Work that takes longer than 12 hours, second way: it stops in time, gives its message back, and goes on later.
 
 Each step is written down under the message's id. After 11 of the 12 hours the task names its message as failed and
 succeeds, so the message is visible again, and the next run that receives it goes on where this one stopped. A step must
@@ -6,7 +6,7 @@ take less than the hour that is left.
 
 Each such round is one more receive: let `maxReceiveCount` of the queue's redrive policy be larger than the rounds that
 the longest work takes. The queue's retention period (4 days by default, at most 14) counts from when the message was
-sent, and no round extends it.
+sent, and rounds do not extend it.
 """
 
 from __future__ import annotations

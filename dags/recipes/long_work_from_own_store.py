@@ -1,8 +1,8 @@
 """Work that takes longer than 12 hours, first way: the message goes into a store of yours, and is deleted early.
 
-SQS keeps a message invisible for at most 12 hours after its receive, and nothing can extend that. So the lease covers
-only the task that writes the message down. From then on the store has it, and the long work is a task like any other:
-when it has failed for good, clear it in Airflow, and it reads the store again.
+SQS keeps a message invisible for at most 12 hours after its receive, and that limit is fixed. So the lease covers only
+the task that writes the message down. From then on the store has it, and the long work is a task like any other: when
+it has failed for good, clear it in Airflow, and it reads the store again.
 
 A message may come twice (its delete may be lost), so it is written under its id, and finished work leaves a mark.
 """
@@ -47,7 +47,7 @@ def train_models() -> None:
     ) as messages:
         request_ids = take_over(messages, DIRECTORY)
 
-    # Outside the lease, and given what `take_over` returned: the messages are deleted by now.
+    # Outside the lease, over the result of `take_over`, because the messages are deleted by now.
     train.partial(directory=DIRECTORY).expand(request_id=request_ids)
 
 

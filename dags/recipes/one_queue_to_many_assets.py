@@ -18,7 +18,7 @@ KINDS = ("order", "refund", "complaint")
 
 
 def kind_of(message: Any) -> str:
-    """The kind of a message, by its message attribute."""
+    """Return the kind of a message, by its message attribute."""
     return str(message["MessageAttributes"].get("kind", {}).get("StringValue"))
 
 
@@ -36,7 +36,7 @@ def events_to_assets() -> None:
             try:
                 lines.append(f"{json.dumps(json.loads(message['Body']))}\n")
             except ValueError as error:
-                # Named alone, so that one bad message does not send the others of its kind back each time.
+                # Only this message is named, so that it does not send the others of its kind back each time.
                 failures.append({"itemIdentifier": message["MessageId"], "reason": f"not JSON: {error}"})
         if not lines:
             raise MessageFailed([failure["itemIdentifier"] for failure in failures])
@@ -45,7 +45,7 @@ def events_to_assets() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(lines))
         except OSError as error:
-            # Without names, the events of all kinds would have failed.
+            # Without names, the events of all kinds would fail.
             raise MessageFailed([message["MessageId"] for message in chosen]) from error
         return {"batchItemFailures": failures}
 

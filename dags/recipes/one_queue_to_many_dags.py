@@ -1,4 +1,4 @@
-"""One queue, many DAGs: each message starts a run of the DAG that its content names, and is held until that run ends.
+"""One queue, many DAGs: each message starts a run of the DAG for its content, and is held until that run ends.
 
 The message of a run that succeeds is deleted, and the message of a run that fails is visible again. While it waits for
 the runs, the task is deferred, so that no worker slot is taken. A DAG for all messages is the same with one entry in
@@ -21,18 +21,18 @@ arriving_documents = Asset(
     watchers=[AssetWatcher("arriving_documents_watcher", trigger=SqsLeaseTrigger("documents"))],
 )
 
-# Not the DAG's id from the message itself: otherwise its sender could start any DAG.
+# A table, because with the DAG's id in the message its sender could start any DAG.
 DAG_OF_KIND = {"invoice": "book_invoice", "refund": "pay_refund"}
 
 
 def run_of(message: Any) -> dict[str, Any]:
-    """What the run of a message is given."""
+    """Return the arguments of a message's run."""
     document = json.loads(message["Body"])
     return {
         "trigger_dag_id": DAG_OF_KIND[document["kind"]],
         # The same each time the message comes, so that it never has two runs.
         "trigger_run_id": f"message-{message['MessageId']}",
-        # Without `literal` Airflow would render what the sender wrote as a template, with access to connections.
+        # Without `literal`, Airflow would render the sender's text as a template, with access to connections.
         "conf": literal({"document": document}),
     }
 

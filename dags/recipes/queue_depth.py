@@ -1,4 +1,4 @@
-"""Waiting for a queue: until it has few messages, and until the oldest one is young. Nothing is received."""
+"""Waits for a queue: until it has few messages, and until the oldest one is young. They do not receive."""
 
 from __future__ import annotations
 

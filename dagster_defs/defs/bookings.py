@@ -2,7 +2,7 @@
 
 The account is the message group. When a booking fails, it goes back to the queue, and everything behind it in its group
 goes back after it, in order, even if it was done; other accounts go on. While a run holds messages of an account, SQS
-gives nobody the next ones, so runs that overlap do not overtake one another either.
+does not give out the next ones, so runs that overlap do not overtake one another either.
 """
 
 import json
@@ -33,7 +33,7 @@ def book(context: dg.OpExecutionContext, bookings_queue: SqsQueueResource) -> No
 
 @dg.job
 def bookings_in_order() -> None:
-    """One batch of bookings."""
+    """Do one batch of bookings."""
     book()
 
 

@@ -1,8 +1,8 @@
 """One queue for many partitions: deliveries, each to the run of its carrier, which Dagster may repeat.
 
-A router receives, looks at what each message says, and starts a run for each carrier, which hands the goods over. If
-that fails, the next try of the step has the same deliveries, and so has the run by which Dagster repeats it. No other
-consumer gets them meanwhile.
+A router receives, reads each message, and starts a run for each carrier, which hands the goods over. If that fails, the
+next try of the step has the same deliveries, and so has the run that repeats it. Other consumers do not get them
+meanwhile.
 """
 
 import json
@@ -17,7 +17,7 @@ from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 
 @dg.op(retry_policy=dg.RetryPolicy(max_retries=3, delay=2))
 def shipped(context: dg.OpExecutionContext, deliveries_queue: SqsQueueResource) -> None:
-    """Hand the goods over to the carrier; fails while the carrier's directory is not there."""
+    """Hand the goods over to the carrier; fail if the carrier's directory does not exist."""
     with deliveries_queue.lease(context) as batch:
         for message in batch:
             (LAKE / "carrier" / f"{message.message_id}.json").write_text(message.body)
@@ -30,7 +30,7 @@ def deliveries() -> None:
 
 
 def carrier(message: Message) -> dict[str, str]:
-    """The tags of the run that a delivery is for."""
+    """Return the tags of the run for a delivery."""
     return {"carrier": str(json.loads(message.body).get("carrier", "any"))}
 
 

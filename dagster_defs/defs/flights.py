@@ -1,10 +1,10 @@
 """Flights from an SQS queue into a Delta table, up to 1500 a run, each exactly once.
 
-A sensor looks at the depth of the queue and starts runs of the asset; it receives nothing. The asset does: its messages
-stay invisible for as long as it works, however short the queue's visibility timeout is. Then those that are in the
-table are deleted, and those that are no flights are given back; the queue's redrive policy moves them to its
-dead-letter queue. When it fails, all are given back at once, and its next try receives again: what is in the table
-already is recognised.
+A sensor counts the messages of the queue and starts runs of the asset; the asset receives. Its messages stay invisible
+for as long as it works, even if the queue's visibility timeout is short. Then messages that are in the table are
+deleted, and those that are not flights are given back; the queue's redrive policy moves them to its dead-letter queue.
+When the asset fails, all are given back at once, and its next try receives again; it recognizes messages that are in
+the table already.
 
 `make demo-dagster` runs this. To run it elsewhere, set `FLIGHTS_QUEUE`.
 """
@@ -27,7 +27,7 @@ BATCH_SIZE = 1500
 
 
 class FlightsRun(dg.Config):
-    """What a run may be told when it is started by hand."""
+    """The options of a run that is started by hand."""
 
     fail_first_try: bool = Field(False, description="for demonstrations: the first try fails after its commit")
 
@@ -36,7 +36,7 @@ class FlightsRun(dg.Config):
 def flights(
     context: dg.AssetExecutionContext, config: FlightsRun, flights_queue: SqsQueueResource
 ) -> dg.MaterializeResult[None]:
-    """The flights of one batch, appended to the table."""
+    """Append the flights of one batch to the table."""
     # Imported where it runs: a process that only loads this file needs no Spark.
     from sqs_lease.spark import DeltaSink, JsonSource, ingest, local_session
 
@@ -53,7 +53,7 @@ def flights(
                 workspace=LAKE / "batches",
             )
         if config.fail_first_try and context.retry_number == 0:
-            raise RuntimeError("failing once, as asked to: the rows are in the table, but nobody was told")
+            raise RuntimeError("failing once, as configured: the rows are in the table, but the try did not succeed")
         # Stands in for work that takes longer than this batch does: a slow API, a large join, a queue for a cluster.
         time.sleep(max(0.0, received + FLIGHTS_RUN_SECONDS - time.monotonic()))
         # All others are deleted when the step has succeeded.
@@ -61,11 +61,11 @@ def flights(
         return dg.MaterializeResult(metadata={"rows": result.rows, "duplicates": result.duplicates})
 
 
-# A warning where something was no flight, and where others may have worked on the same messages. It is asked after each
-# run, and reads what the lease left with the materialization.
+# It warns if messages were not flights, or if others may have worked on the same messages. It runs after each run, and
+# reads the lease's metadata of the materialization.
 flights_check = build_sqs_lease_check(flights)
 
-# Ticks cost next to nothing: the sensor reads the attributes of the queue.
+# Ticks are cheap: the sensor only reads the attributes of the queue.
 flights_backlog = build_sqs_backlog_sensor(
     "flights_backlog",
     queue,

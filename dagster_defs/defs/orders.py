@@ -1,9 +1,8 @@
 """One batch over a job of several steps, in several processes: up to 500 orders a run.
 
-The steps lease messages like any other op. That they share one batch is the executor's doing: the run worker receives
-before the first step and holds the messages until the last one is over, however long that takes and whichever steps are
-tried again. A message is deleted when all steps succeeded and none failed it. If a step fails
-for good, all go back to the queue at once.
+The steps lease messages like any other op. The executor makes them share one batch: the run worker receives before the
+first step and holds the messages until the last one is over, retries of steps included. A message is deleted when all
+steps succeeded and no step failed it. If a step fails for good, all go back to the queue at once.
 """
 
 import json
@@ -20,7 +19,7 @@ Orders = dict[str, dict[str, Any]]
 
 @dg.op
 def checked(context: dg.OpExecutionContext, orders_queue: SqsQueueResource) -> Orders:
-    """The orders by the ids of their messages; a message that is not an order goes back to the queue alone."""
+    """Return the orders by the ids of their messages; only messages that are not orders go back to the queue."""
     orders = {}
     with orders_queue.lease(context) as batch:
         for message in batch:

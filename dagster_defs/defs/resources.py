@@ -1,14 +1,14 @@
-"""What the examples share: the queues by the names under which assets and ops ask for them, and how steps are run."""
+"""The shared resources of the examples: the queues by their names as resources, and the executor of steps."""
 
 import dagster as dg
 
 from dagster_defs.queues import bookings_queue, deliveries_queue, flights_queue, orders_queue
 
 
-# A file of their own: Dagster takes nothing else from a file that has such a function.
+# In a file of their own, because Dagster ignores all else in a file that has such a function.
 @dg.definitions
 def shared() -> dg.Definitions:
-    """The resources, and the executor of all that has none of its own."""
+    """Return the resources, and the executor of jobs without their own."""
     return dg.Definitions(
         resources={
             "flights_queue": flights_queue,

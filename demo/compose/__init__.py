@@ -1,1 +1,1 @@
-"""What compose.yaml runs beside the servers: secrets, queues, test messages, and a look at what became of them."""
+"""The commands of compose.yaml beside the servers: secrets, queues, test messages, and their outcomes."""

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_MESSAGES):
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1 to {MOST_MESSAGES}")
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {MOST_MESSAGES}")
     return int(text)
 
 

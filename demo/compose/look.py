@@ -1,4 +1,4 @@
-"""What became of the messages: what the queues hold, and what the tables have, read back from both."""
+"""The outcomes of the messages: the contents of the queues and the rows of the tables."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _orders(count: int, flawed: Callable[[int], str] | None = None) -> Iterator[
 
 
 def _orders_that_are_none(count: int) -> Iterator[str]:
-    return _orders(count, lambda number: f"this is no order: {number}")
+    return _orders(count, lambda number: f"this is not an order: {number}")
 
 
 def _orders_without_total(count: int) -> Iterator[str]:

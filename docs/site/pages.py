@@ -1,7 +1,7 @@
-"""What the site of docs/ changes in its pages: MkDocs calls these functions for each of them.
+"""Changes that the site of docs/ makes in its pages: MkDocs calls these functions for each page.
 
 Pages are written to be read in the checkout, and docstrings to be read in an editor. So links that leave docs/ become
-plain paths, because nobody who reads the site has those files beside it; and the roles of docstrings become links.
+plain paths, because readers of the site do not have those files beside it; and the roles of docstrings become links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDENTIFIER: Final = re.compile(r' id="(sqs_lease[\w.]*)"')
 LOADED: Final = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//"""
 )
-"""What makes a browser load something from a server."""
+"""Markup that makes a browser load something from a server."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -1,8 +1,8 @@
 """SQS leases for orchestrators: receive, keep invisible while the work runs, delete on success, release on failure.
 
-All that is public without an orchestrator: :class:`Consumer` and :class:`AsyncConsumer`, :func:`lease` and
-:func:`async_lease` with their batches and errors; failure rules and renewal policies, and the classes to write your own
-with; the events that listeners are told; and the keeper, for programs that hold leases in another way.
+The public names without an orchestrator: :class:`Consumer` and :class:`AsyncConsumer`, :func:`lease` and
+:func:`async_lease` with their batches and errors; failure rules and renewal policies, and the base classes of your own;
+the events for listeners; and the keeper, for programs that hold leases in another way.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Leases for asyncio programs: ``async with async_lease(...) as batch``, kept on the program's own event loop.
 
-It is the twin of :mod:`sqs_lease.blocking`: the same arguments, rules, counts and errors. No thread runs a loop for it;
-the calls of the boto3 client run in threads, as they would block.
+It is the twin of :mod:`sqs_lease.blocking`: the same arguments, rules, counts and errors. It needs no thread with a
+loop; only the calls of the boto3 client run in threads, because they block.
 """
 
 from __future__ import annotations
@@ -79,23 +79,23 @@ def async_lease(
             for message in batch:
                 await load(message.body)
 
-    It is :func:`sqs_lease.lease` for ``async with``: all that is said there holds. The leases are extended on the
+    It is :func:`sqs_lease.lease` for ``async with``; the documentation there applies. The leases are extended on the
     program's own event loop, so work that blocks the loop for longer than a lease lasts loses it: use
     ``asyncio.to_thread`` for such work, or ``lease``.
 
-    A block that is cancelled gives all back at once, whatever ``on_failure`` says. It takes up to 10 s for that, also
-    if it is cancelled again meanwhile. A cancellation that comes when a block has ended well, while its messages are
-    deleted, goes on when they are.
+    A block that is cancelled gives all messages back at once, without ``on_failure``. It takes up to 10 s for that,
+    also if it is cancelled again meanwhile. If the cancellation comes after a block has ended well, while its messages
+    are being deleted, it is raised when they are.
 
     Args:
         queue: The queue's name, ARN or URL.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-        linger: How long to wait for more once one came; 1 s by default.
+        linger: How long to wait for more after the first; 1 s by default.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with, 1 s to 12 hours, rounded up to whole seconds; the queue's
             own by default.
-        on_failure: What becomes of failed messages; visible again at once by default.
+        on_failure: The rule for failed messages; visible again at once by default.
         on_event: Called when a lease ends, is lost, lapses or nears its end: in a separate thread, as by
             ``lease``.
         on_lost: ``"warn"``, the default, or ``"raise"``: see ``lease``.
@@ -128,7 +128,7 @@ def async_lease(
 async def _opened(
     settings: LeaseSettings, client: SQSClient | None, *, longest_poll_seconds: int = MAX_WAIT_SECONDS
 ) -> OpenQueue:
-    # In a thread: boto3 reads files to make a client.
+    # In a thread, because boto3 reads files to make a client.
     transport = await asyncio.to_thread(blocking.open_transport, client, settings.queue)
     return OpenQueue(transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds)
 
@@ -174,12 +174,12 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
 
 
 class _OpenLease:
-    """A session on the program's loop, for as long as a block or its batch refers to it."""
+    """A session on the program's loop, which lives as long as a block or its batch refers to it."""
 
     def __init__(
         self, queue: OpenQueue, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
     ) -> None:
-        # Only this keeps the listener alive: it may lead to this very lease.
+        # Only this refers to the listener: it may refer to this very lease, which could then not be collected.
         self._listener = None if on_event is None else Listener(on_event)
         listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
         self.session = LeaseSession(queue, settings, listening, closes_queue=closes_queue)
@@ -189,15 +189,15 @@ class _OpenLease:
         self._dropped.atexit = False
 
     async def receive(self) -> None:
-        # In a separate context: the keeper's tasks live as long as the block, and would keep alive whatever the
-        # program's context variables refer to.
+        # In a separate context: the keeper's tasks live as long as the block, and would keep the objects of the
+        # program's context variables alive.
         receiving = self._loop.create_task(self.session.receive(), context=Context())
         try:
             await asyncio.shield(receiving)
         except BaseException:
-            # Cancelled once, however often the program is: twice would abandon polls, and what they bring.
+            # Cancelled only once: a second cancellation would abandon polls, and the messages that they bring.
             await cancelled_once(receiving)
-            # Also when it was cancelled just after it had received.
+            # Also if it was cancelled just after it had received.
             await to_its_end(self.give_back())
             raise
 
@@ -212,14 +212,14 @@ class _OpenLease:
             await self._listened()
 
     def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        """Settle messages within the block, without waiting; raise what was refused since the last call."""
+        """Settle messages within the block, without waiting; raise refusals since the last call."""
         self._check_place()
         self.session.decide(settlements)
         self.session.begin_all([settlements])
         self.session.raise_refused()
 
     async def flush(self) -> None:
-        """Wait until all that was settled is confirmed; raise what was refused."""
+        """Wait until all settlements are confirmed; raise refusals."""
         self._check_place()
         await self.session.flush()
         self.session.raise_refused()
@@ -244,7 +244,7 @@ class _OpenLease:
         return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
 
     async def leave(self, error: BaseException | None) -> None:
-        """Settle what the block leaves, and end."""
+        """Settle the rest of the block, and end."""
         if self._is_over:
             return
         self._is_over = True
@@ -269,7 +269,7 @@ class _OpenLease:
 
 
 def _give_back_dropped(loop: asyncio.AbstractEventLoop, session: LeaseSession) -> None:
-    """Give back a lease that nothing refers to. The garbage collector may call this in any thread."""
+    """Give back a lease without references. The garbage collector may call this in any thread."""
     work: list[asyncio.Task[None]] = []
 
     def begin() -> None:
@@ -292,8 +292,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class AsyncLeasedBatch(SessionMessages):
     """The messages of one :func:`async_lease`, in the order they were received.
 
-    They can be settled within its block only; the messages themselves and :meth:`report` stay. What
-    :class:`sqs_lease.LeasedBatch` says of settlements, order and errors holds here, too.
+    They can be settled within its block only; the messages themselves and :meth:`report` stay. Settlements, order and
+    errors are those of :class:`sqs_lease.LeasedBatch`.
     """
 
     def __init__(self, lease: _OpenLease) -> None:
@@ -301,7 +301,7 @@ class AsyncLeasedBatch(SessionMessages):
         self._lease = lease
 
     def still_held(self, message: Message | str) -> bool:
-        """Whether a message is certainly ours: it was not settled, and its lease did not lapse or get lost.
+        """Whether this process certainly holds a message: it is not settled, and its lease did not lapse or get lost.
 
         Raises:
             KeyError: It is not of this batch.
@@ -309,7 +309,7 @@ class AsyncLeasedBatch(SessionMessages):
         return self._lease.ask(self._holds_for_certain(message))
 
     async def succeed(self, messages: Messages) -> None:
-        """These are done: delete them now.
+        """Delete messages now, because their work is done.
 
         Args:
             messages: Messages of this batch, or their ids.
@@ -322,12 +322,12 @@ class AsyncLeasedBatch(SessionMessages):
         self._lease.settle(self._settlements(messages, Delete()))
 
     async def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """These failed for good: settle them by the failure rule now.
+        """Settle messages that failed for good by the failure rule now.
 
         Args:
             messages: Messages of this batch, or their ids.
-            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
-            errors: The classes of the exception that failed them, where the work was done elsewhere: see
+            reason: The reason, for people; it becomes a message attribute of dead-lettered messages.
+            errors: The classes of the exception that failed them, if the work was done elsewhere: see
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
@@ -338,9 +338,9 @@ class AsyncLeasedBatch(SessionMessages):
         self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
 
     async def release(self, messages: Messages) -> None:
-        """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
+        """Make messages visible again now, without the failure rule, because they were not processed.
 
-        Those that are settled already stay so.
+        Messages that are settled already stay so.
 
         Args:
             messages: Messages of this batch, or their ids.
@@ -366,7 +366,7 @@ class AsyncLeasedBatch(SessionMessages):
         self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
 
     async def flush(self) -> None:
-        """Wait until all that was settled so far is confirmed by SQS: see :meth:`sqs_lease.LeasedBatch.flush`.
+        """Wait until SQS has confirmed all settlements so far: see :meth:`sqs_lease.LeasedBatch.flush`.
 
         Raises:
             SettlementError: The service refused to settle some messages.
@@ -375,21 +375,21 @@ class AsyncLeasedBatch(SessionMessages):
         await self._lease.flush()
 
     def report(self) -> LeaseReport:
-        """Counts so far; after the block, what became of all."""
+        """Return the counts so far; after the block, those of all messages."""
         return self._lease.ask(self._count)
 
 
 class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
-    """Consumes a queue for as long as an asyncio program runs, with one client and one keeper.
+    """A consumer of a queue, for as long as an asyncio program runs, with one client and one keeper.
 
     ::
 
         async with AsyncConsumer("orders", max_messages=100) as consumer:
             await consumer.run(load, concurrency=10)
 
-    It is :class:`sqs_lease.Consumer` for coroutines: the arguments and all that is said there hold. Leases are extended
-    on the program's own event loop, so work must not block it for longer than a lease lasts. It belongs to the loop in
-    which it is first used.
+    It is :class:`sqs_lease.Consumer` for coroutines; the documentation there applies. Leases are extended on the
+    program's own event loop, so work must not block it for longer than a lease lasts. It belongs to the loop in which
+    it is first used.
 
     Args:
         queue: The queue's name, ARN or URL.
@@ -458,8 +458,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
     ) -> LeaseReport:
         """Work on one message after the other until :meth:`stop`, SIGTERM or SIGINT.
 
-        It is :meth:`sqs_lease.Consumer.run` for coroutines. When this is cancelled, work is cancelled, and all that is
-        in hand is given back.
+        It is :meth:`sqs_lease.Consumer.run` for coroutines. When this is cancelled, work is cancelled, and all held
+        messages are given back.
 
         Args:
             handle: Works on a message: a coroutine function.
@@ -507,7 +507,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             try:
                 await asyncio.wait([result, *workers], return_when=asyncio.FIRST_COMPLETED)
                 if not result.done():
-                    # What ends a worker for good, SystemExit for example, ends all.
+                    # An exception that ends a worker, SystemExit for example, ends all.
                     consumption.give_up()
             except asyncio.CancelledError:
                 consumption.give_up()
@@ -600,17 +600,17 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
     def stop(self) -> None:
         """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Call it in the event loop.
 
-        A consumer that was stopped receives nothing more.
+        A stopped consumer no longer receives.
         """
         if not self._stopping.is_set():
             self._stopping.set()
             self._on_stop()
 
     async def aclose(self) -> None:
-        """Stop, and close the client. Leases of :meth:`lease` that are open still lapse.
+        """Stop, and close the client. Leases of :meth:`lease` that are still open lapse.
 
-        While :meth:`run` or :meth:`run_batches` goes on in another task, this does not wait, and they close it when
-        they end: they have messages to settle still.
+        While :meth:`run` or :meth:`run_batches` goes on in another task, this does not wait: they close the client at
+        their end, because they still have messages to settle.
         """
         self._is_closed = True
         self.stop()
@@ -635,7 +635,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
     async def _running(
         self, concurrency: int, most: int, stop_within: Duration
     ) -> AsyncIterator[tuple[OpenQueue, float]]:
-        """Run in this loop, stopped by signals; give what is open, and for how long work may go on at the end."""
+        """Run in this loop, stopped by signals; return the open queue, and how long work may go on at the end."""
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._stopping.is_set():
@@ -654,7 +654,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
 
 def _is_cancelled() -> bool:
-    """Whether the current task was cancelled. If not, a cancellation is of what its work waited for, and its error."""
+    """Whether the current task was cancelled. If not, a CancelledError came from the work, and is its failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

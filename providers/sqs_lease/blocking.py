@@ -1,6 +1,6 @@
 """Leases for synchronous code: ``with lease(...) as batch``, kept by a background thread while the block runs.
 
-For asyncio programs there is :mod:`sqs_lease.asynchronous`. What both share is in :mod:`sqs_lease.keeper.session`.
+For asyncio programs there is :mod:`sqs_lease.asynchronous`. Their common part is :mod:`sqs_lease.keeper.session`.
 """
 
 from __future__ import annotations
@@ -89,32 +89,32 @@ def lease(
             for message in batch:
                 load(message.body)
 
-    At the end of the block the messages are deleted. If the block raises, they are given back by
-    ``on_failure`` instead, and the exception goes on; with
+    At the end of the block the messages are deleted. If the block raises, they are given back by ``on_failure``
+    instead, and the exception is raised again; with
     :class:`MessageFailed <sqs_lease.core.failure_rules.MessageFailed>` only the messages that it names. Single messages
-    can be settled earlier with :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`. A block that is interrupted
-    (``KeyboardInterrupt`` and others that are not an ``Exception``) gives all back at once, whatever ``on_failure``
-    says. So does a generator that is dropped while it is suspended in the block, and a receive that fails or is
-    interrupted before the block is entered. If the process dies, so does the thread: messages are visible again when
-    their last extension ends. SIGTERM is such a death, unless the program turns it into an exception; a
+    can be settled earlier with :meth:`LeasedBatch.succeed` and :meth:`LeasedBatch.fail`.
+
+    A block that is interrupted (``KeyboardInterrupt`` and others that are not an ``Exception``) gives all back at once,
+    without ``on_failure``. So does a generator that is dropped while it is suspended in the block, and a receive that
+    fails or is interrupted before the block is entered. If the process dies, so does the thread: messages are visible
+    again when their last extension ends. SIGTERM is such a death, unless the program turns it into an exception; a
     :class:`Consumer` handles it.
 
     Args:
         queue: The queue's name, ARN or URL.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-        linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought, which
-            is up to 10 messages.
+        linger: How long to wait for more after the first; 1 s by default. 0 takes only the messages of the first
+            answer, up to 10.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with, 1 s to 12 hours, rounded up to whole seconds; the queue's
             own by default.
-        on_failure: What becomes of failed messages; visible again at once by default. A rule that raises makes it
-            that, too.
+        on_failure: The rule for failed messages; visible again at once by default, and also if the rule raises.
         on_event: Called in a separate thread when a lease ends, is lost, lapses or nears its end; without it, the
-            important events are logged. It may block, raise, or ask the batch: no lease stops for it. Its first
-            error is logged.
-        on_lost: What the end of a block that succeeded makes of leases that were lost or lapsed: ``"warn"``, the
-            default, logs one warning with the counts; ``"raise"`` raises ``LeasesLostError``. Where the block raises,
+            important events are logged. It may block, raise, or call methods of the batch: leases go on meanwhile. Its
+            first error is logged.
+        on_lost: The action at the end of a block that succeeded, if leases were lost or lapsed: ``"warn"``, the
+            default, logs one warning with the counts; ``"raise"`` raises ``LeasesLostError``. If the block raises,
             ``"raise"`` adds a note to its exception.
         client: An SQS client of boto3, which the lease closes; by default one with boto3's usual credentials, the
             region of the queue's URL or ARN, or else boto3's usual one, and the timeouts of
@@ -127,9 +127,9 @@ def lease(
         ValueError: An argument is out of range.
         TypeError: An argument is of another type.
 
-    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used, and, at the end of a
-    block that succeeded, ``SettlementError`` where the service refused to delete messages. The texts name the queue and
-    say what to do.
+    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used. At the end of a block
+    that succeeded it raises ``SettlementError`` if SQS refused to delete messages. The texts name the queue and the
+    remedy.
     """
     options = LeaseOptions.of(
         max_messages=max_messages,
@@ -150,13 +150,13 @@ def lease_block(
     client: SQSClient | None = None,
     batch: type[OwnLeasedBatch] | None = None,
 ) -> LeaseBlock:
-    """Return one lease of its own, as :func:`lease` does, for settings that were checked before.
+    """Return one lease, as :func:`lease` does, for settings that were checked before.
 
     Args:
-        settings: What was asked for.
+        settings: The settings.
         on_event: See :func:`lease`.
         client: See :func:`lease`.
-        batch: The class of the batch, for hosts that settle in a way of their own.
+        batch: The class of the batch, for hosts that settle in their own way.
     """
     return LeaseBlock(
         settings, on_event, lambda: _Opened(settings, client), closes_queue=True, batch=batch or OwnLeasedBatch
@@ -164,7 +164,7 @@ def lease_block(
 
 
 def queue_attributes(queue: str, *, timeout: Duration = 30.0, client: SQSClient | None = None) -> QueueAttributes:
-    """Read what a queue says of itself, such as how many messages it has.
+    """Read a queue's attributes, such as its number of messages.
 
     Args:
         queue: The queue's name, ARN or URL.
@@ -215,7 +215,7 @@ def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
 
 
 class _Opened:
-    """A client, a keeper and the thread that they live in: what the leases of one block, or of one consumer, share."""
+    """A client, a keeper and their thread, which the leases of one block, or of one consumer, share."""
 
     def __init__(
         self, settings: LeaseSettings, client: SQSClient | None, *, longest_poll_seconds: int = MAX_WAIT_SECONDS
@@ -264,33 +264,33 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
             self._open.leave(error)
 
     def leave(self) -> None:
-        """Leave the block, and hold its messages on until :meth:`settle`: for hosts that know when the work is done."""
+        """Leave the block, and hold its messages until :meth:`settle`: for hosts that know when the work is done."""
         if self._open is not None:
             entered, self._entered = self._entered, None
             self._open.session.span.leave(entered)
 
     def settle(self, error: BaseException | None) -> list[Exception]:
-        """Settle as the end of the block would, and end the lease; nothing is done where it has ended before.
+        """Settle as the end of the block would, and end the lease; do nothing if it has ended before.
 
         Args:
-            error: What ended the work; None if it succeeded.
+            error: The exception that ended the work; None if it succeeded.
 
         Returns:
-            What was not as asked, as the errors that the end of a block raises.
+            The problems, as the errors that the end of a block raises.
         """
         return [] if self._open is None else self._open.end_by(error)
 
     def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
-        """Pass on to the next attempt what the work left when it failed, and end the lease.
+        """Pass messages of failed work on to the next attempt, and end the lease.
 
-        What was settled within the block, and what ``MessageFailed`` does not name, is settled.
+        Messages that were settled within the block, and those that ``MessageFailed`` does not name, are settled.
 
         Args:
-            error: What ended the work.
+            error: The exception that ended the work.
             seconds: How long each lease is to last for the next holder.
 
         Returns:
-            What the next holder adopts; None where the lease has ended before.
+            The leases for the next holder; None if the lease has ended before.
         """
         if self._open is None:
             return None
@@ -298,9 +298,9 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         return self._open.pass_on(error, seconds)
 
     def give_back(self) -> bool:
-        """End the lease now: what was not settled is visible again at once, whatever the failure rule.
+        """End the lease now: unsettled messages are visible again at once, without the failure rule.
 
-        For hosts that know that the block will not end in time. A block that is left afterwards by an exception does
+        It is for hosts that know that the block will not end in time. A block that ends by an exception afterwards does
         nothing more; one that ends well raises an error.
 
         Returns:
@@ -312,13 +312,13 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
 class _OpenLease:
     """A session in a separate thread, which lives as long as a block or its batch refers to it.
 
-    Neither the thread nor the session refers to it: when it is garbage and was not ended, they give back and end.
+    Neither the thread nor the session refers to it: if it is garbage collected before its end, they give back and end.
     """
 
     def __init__(
         self, opened: _Opened, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
     ) -> None:
-        # Only this keeps the listener alive: it may lead to this very lease.
+        # Only this refers to the listener: it may refer to this very lease, which could then not be collected.
         self._listener = None if on_event is None else Listener(on_event)
         listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
         self.session = LeaseSession(opened.queue, settings, listening, closes_queue=closes_queue)
@@ -330,14 +330,14 @@ class _OpenLease:
         self._thread = threading.get_ident()
         self._has_ended = False
         self._dropped = weakref.finalize(self, _give_back_dropped, self._host, self.session, ends_thread=closes_queue)
-        # An interpreter that ends does not wait for it.
+        # The end of the interpreter must not wait for it.
         self._dropped.atexit = False
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended, or is ending because it was dropped.
 
-        The garbage collector calls the finalizer first, and closes a suspended generator, which leaves its block, then.
+        The garbage collector first calls the finalizer. Then it closes a suspended generator, which leaves its block.
         """
         return self._has_ended or not self._dropped.alive
 
@@ -345,12 +345,12 @@ class _OpenLease:
         try:
             self._host.run(self.session.receive())
         except BaseException:
-            # Also when it was interrupted just after it had received.
+            # Also if it was interrupted just after it had received.
             self.give_back()
             raise
 
     def settle(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        """Settle messages within the block, without waiting; raise what was refused since the last call."""
+        """Settle messages within the block, without waiting; raise refusals since the last call."""
         if self.is_over:
             raise ended(self.session.queue)
         self.session.decide(settlements)
@@ -358,7 +358,7 @@ class _OpenLease:
         self.session.raise_refused()
 
     def flush(self) -> None:
-        """Wait until all that was settled is confirmed; raise what was refused."""
+        """Wait until all settlements are confirmed; raise refusals."""
         if self.is_over:
             raise ended(self.session.queue)
         self._host.run(self.session.flush())
@@ -375,20 +375,20 @@ class _OpenLease:
         except LoopThreadError:
             if not self._host.is_stopped:
                 raise
-            # The loop has ended, so no other thread uses what the question reads.
+            # The loop has ended, so other threads no longer use the session.
             return question()
 
     def leave(self, error: BaseException | None) -> None:
-        """Settle what the block leaves, and end."""
+        """Settle the rest of the block, and end."""
         if self._process != os.getpid() or sys.is_finalizing():
-            # The leases belong to another process, or the interpreter ends and cannot call: they lapse.
+            # The leases belong to another process, or the interpreter ends, so that calls are impossible: they lapse.
             return
         if self.is_over:
             if error is None:
                 raise RuntimeError(f"The lease of {self.session.queue} was given back before its block ended")
             return
         if isinstance(error, GeneratorExit) and threading.get_ident() != self._thread:
-            # The garbage collector may close a generator in any thread, also in this lease's own: none must wait here.
+            # The garbage collector may close a generator in any thread, also in this lease's own, so do not wait here.
             self._dropped()
             return
         try:
@@ -396,7 +396,7 @@ class _OpenLease:
         except BaseException as failure:
             self.session.end_failed(failure)
             if error is None or not isinstance(failure, Exception):
-                # What became of the messages is known only when all has ended.
+                # The outcomes of the messages are known only when all has ended.
                 self._end()
                 self.session.conclude(failure)
                 raise
@@ -412,7 +412,7 @@ class _OpenLease:
         self._host.run(self.session.finish(settlements, within=GIVE_BACK_SECONDS if interrupted else None))
 
     def end_by(self, error: BaseException | None) -> list[Exception]:
-        """Settle what is left by how the work ended, and end; return what was not as asked."""
+        """Settle the rest by the end of the work, and end; return the problems."""
         if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
             return []
         try:
@@ -426,7 +426,7 @@ class _OpenLease:
         return self.session.problems()
 
     def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
-        """Settle what is done, pass the rest on, and end."""
+        """Settle messages that are done, pass the rest on, and end."""
         if self._process != os.getpid() or sys.is_finalizing() or self.is_over:
             return None
         try:
@@ -437,7 +437,7 @@ class _OpenLease:
             self._end()
 
     def give_back(self) -> bool:
-        """Give back what was not settled, and end, if the lease has not ended yet; return whether that was so."""
+        """Give back unsettled messages and end, unless the lease has ended before; return whether it was open."""
         if self.is_over:
             return False
         self._end()
@@ -449,7 +449,7 @@ class _OpenLease:
         self._has_ended = True
         self._dropped.detach()
         try:
-            # When the session was not finished, by an interruption.
+            # An interruption may have left the session unfinished.
             with suppress(LoopThreadError):
                 self._host.run(self.session.give_back())
         finally:
@@ -460,12 +460,12 @@ class _OpenLease:
 
 
 def _give_back_dropped(host: LoopThread, session: LeaseSession, *, ends_thread: bool) -> None:
-    """Give back a lease that nothing refers to, without waiting for it."""
+    """Give back a lease without references, without waiting for the end."""
     session.end_listening(waits=False)
     if ends_thread:
         host.end_after(session.give_back_dropped())
     else:
-        # The consumer of the lease was closed before: then its leases lapse.
+        # If the consumer of the lease was closed before, its leases lapse.
         with suppress(LoopThreadError):
             host.start(session.give_back_dropped())
 
@@ -476,17 +476,17 @@ class LeasedBatch(ReceivedMessages, ABC):
     They can be settled within its block only; the messages themselves and :meth:`report` stay. Any thread of the
     process may call these methods.
 
-    To settle does not wait: SQS settles ten messages by one call, so those that are settled one by one are gathered for
-    a tenth of a second at most. :meth:`flush` waits until all are confirmed, and so does the end of the block. What the
-    service refused raises ``SettlementError``, once for each message, at the next call or at the end of the block. If
-    that leaves the block, the messages that are not settled yet are visible again at once: their work is not at fault.
+    Settling does not wait. SQS settles ten messages by one call, so messages that are settled one by one are gathered
+    for a tenth of a second at most. :meth:`flush` waits until all are confirmed, and so does the end of the block. A
+    refusal of SQS raises ``SettlementError``, once for each message, at the next call or at the end of the block. If
+    that error leaves the block, unsettled messages are visible again at once: their work is not at fault.
     """
 
     @abstractmethod
     def still_held(self, message: Message | str) -> bool:
-        """Whether a message is certainly ours: it was not settled, and its lease did not lapse or get lost.
+        """Whether this process certainly holds a message: it is not settled, and its lease did not lapse or get lost.
 
-        Worth asking before work that must not be done twice. False says that somebody else *may* have it.
+        Call it before work that must not be done twice. False says that another consumer *may* have the message.
 
         Raises:
             KeyError: It is not of this batch.
@@ -494,10 +494,10 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def succeed(self, messages: Messages) -> None:
-        """These are done: delete them now.
+        """Delete messages now, because their work is done.
 
-        On a FIFO queue a message is deleted when those before it in its group are settled, and given back where one of
-        them is. This does not wait for that.
+        On a FIFO queue a message is deleted when those before it in its group are settled, and given back if one of
+        them is given back. This does not wait for that.
 
         Args:
             messages: Messages of this batch, or their ids.
@@ -510,12 +510,12 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """These failed for good: settle them by the failure rule now.
+        """Settle messages that failed for good by the failure rule now.
 
         Args:
             messages: Messages of this batch, or their ids.
-            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
-            errors: The classes of the exception that failed them, where the work was done elsewhere: see
+            reason: The reason, for people; it becomes a message attribute of dead-lettered messages.
+            errors: The classes of the exception that failed them, if the work was done elsewhere: see
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
@@ -526,9 +526,9 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def release(self, messages: Messages) -> None:
-        """The work of these is not at fault, and not done: make them visible again now, whatever the failure rule.
+        """Make messages visible again now, without the failure rule, because they were not processed.
 
-        Those that are settled already stay so.
+        Messages that are settled already stay so.
 
         Args:
             messages: Messages of this batch, or their ids.
@@ -554,9 +554,9 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until all that was settled so far is confirmed by SQS.
+        """Wait until SQS has confirmed all settlements so far.
 
-        It does not wait for a message of a FIFO queue that is behind another one whose work goes on.
+        It does not wait for a message of a FIFO queue that is behind another one that is still worked on.
 
         Raises:
             SettlementError: The service refused to settle some messages.
@@ -565,11 +565,11 @@ class LeasedBatch(ReceivedMessages, ABC):
 
     @abstractmethod
     def report(self) -> LeaseReport:
-        """Counts of what SQS has confirmed so far, and after the block of all; :meth:`flush` waits within it."""
+        """Return the counts that SQS has confirmed so far, and after the block all; :meth:`flush` waits for them."""
 
 
 class OwnLeasedBatch(SessionMessages, LeasedBatch):
-    """The messages of a lease that this process holds: what :func:`lease` gives."""
+    """The messages of a lease that this process holds, as :func:`lease` gives them."""
 
     def __init__(self, lease: _OpenLease) -> None:
         super().__init__(lease.session)
@@ -577,7 +577,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     @property
     def is_open(self) -> bool:
-        """Whether the block goes on, so that what is held may still be settled in any way."""
+        """Whether the block goes on, so that held messages may still be settled in any way."""
         return not self._lease.is_over
 
     def still_held(self, message: Message | str) -> bool:
@@ -610,7 +610,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
 
 class Consumer(AbstractContextManager["Consumer"]):
-    """Consumes a queue for as long as a program runs, with one client, one keeper and one thread.
+    """A consumer of a queue, for as long as a program runs, with one client, one keeper and one thread.
 
     ::
 
@@ -618,17 +618,16 @@ class Consumer(AbstractContextManager["Consumer"]):
             consumer.run(load, concurrency=10)
 
     It gives single messages (:meth:`run`), batches (:meth:`run_batches`), or one lease after the other (:meth:`lease`).
-    Leases are extended while the work goes on, and settled by its end, as by :func:`lease`: all that is said there of
-    failure rules, FIFO order and interruptions holds here. Nothing is opened before the first use, so a process may
-    fork before that.
+    Leases are extended while the work goes on, and settled at its end, as by :func:`lease`: failure rules, FIFO order
+    and interruptions are the same. The client is opened at the first use, so a process may fork before that.
 
     Args:
         queue: The queue's name, ARN or URL.
-        max_messages: Most messages that are in hand at once, waiting for a worker or worked on; 10 by default. Messages
-            that wait are invisible to other consumers: where work takes long, as many as are worked on at once is
-            best. As many again, ten at least, may be in flight until the service has deleted them.
+        max_messages: Most messages that are held at once, waiting for a worker or worked on; 10 by default. Messages
+            that wait are invisible to other consumers: for long work, choose the number that is worked on at once.
+            As many again, ten at least, may be in flight until the service has deleted them.
         wait: How long a lease waits for a first message; 20 s by default. :meth:`run` waits until it is stopped.
-        linger: How long a lease waits for more once one came; 1 s by default.
+        linger: How long a lease waits for more after the first; 1 s by default.
         policy: See :func:`lease`.
         visibility: See :func:`lease`. The queue's own is read once.
         on_failure: See :func:`lease`.
@@ -672,7 +671,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         self._dropped: weakref.finalize[..., _Opened] | None = None
         self._is_running = False
         self._is_closed = False
-        # Not an Event: its lock may be held by the very code that a signal handler interrupts to stop.
+        # Not an Event: a signal handler that stops may interrupt code that holds the Event's lock.
         self._is_stopping = False
         self._woken: SimpleQueue[None] = SimpleQueue()
         self._on_stop: Callable[[], object] = _nothing
@@ -683,7 +682,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         self.close()
 
     def lease(self) -> LeaseBlock:
-        """Return one lease of the queue, for one ``with`` statement: as :func:`lease`, without opening anything.
+        """Return one lease of the queue, for one ``with`` statement, like :func:`lease`, over the consumer's client.
 
         Any number of threads may have leases at the same time.
         """
@@ -694,19 +693,18 @@ class Consumer(AbstractContextManager["Consumer"]):
     ) -> LeaseReport:
         """Work on one message after the other until :meth:`stop`, SIGTERM or SIGINT.
 
-        A message is deleted when ``handle`` returns, and settled by ``on_failure`` when it raises an ``Exception``,
-        of which the class and the place are logged; its text may quote the message. On a FIFO queue, messages of one
-        group are worked on one after the other; if one goes back, those behind it go back unworked.
+        A message is deleted when ``handle`` returns, and settled by ``on_failure`` when it raises an ``Exception``. The
+        exception's class and place are logged, but not its text, which may quote the message. On a FIFO queue, messages
+        of one group are worked on one after the other; if one goes back, those behind it go back without work.
 
-        Errors of receiving that come later than the first answer are logged, and it polls again with growing pauses
-        up to 10 s. Signals are handled if this is the main thread: the first one stops, and the next one has its usual
-        effect.
+        Errors of receives after the first answer are logged, and it polls again with growing pauses up to 10 s. In the
+        main thread, signals are handled: the first one stops, and the next one has its usual effect.
 
         Args:
-            handle: Works on a message. It is called in this thread, and in others where ``concurrency`` is above 1.
+            handle: Works on a message. It is called in this thread, and in others if ``concurrency`` is above 1.
             concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
-            stop_within: How long work that has begun may go on when the consumer stops; 20 s by default. What waits is
-                visible again at once; then also that of work that still goes on.
+            stop_within: How long work that has begun may go on when the consumer stops; 20 s by default. Waiting
+                messages are visible again at once; messages of unfinished work after this time.
 
         Returns:
             Counts of all messages.
@@ -751,7 +749,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 return result.result()
             finally:
                 if not result.done():
-                    # An interruption: all is given back without waiting for work.
+                    # After an interruption, all messages are given back without waiting for work.
                     opened.host.post(consumption.give_up)
                     wait_for([result])
                 if listening is not None:
@@ -762,8 +760,8 @@ class Consumer(AbstractContextManager["Consumer"]):
     ) -> None:
         """Work on one batch after the other until :meth:`stop`, SIGTERM or SIGINT.
 
-        Each batch is a lease of its own: what its end makes of its messages is said at :func:`lease`. What ``handle``
-        raises is logged, by its class, and the next batch follows.
+        Each batch is a lease of its own, which ends like one of :func:`lease`. An exception of ``handle`` is logged, by
+        its class, and the next batch follows.
 
         Args:
             handle: Works on a batch, which is never empty. See :meth:`run`.
@@ -784,7 +782,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 block = self.lease()
                 try:
                     with block as batch:
-                        # Not while it receives: that ends by itself, and what its polls bring must find it open.
+                        # Added after the receive: a receive ends by itself, and its polls need an open lease.
                         blocks[block] = None
                         was_answered.set()
                         pause_seconds = FIRST_PAUSE_SECONDS
@@ -817,7 +815,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
             def on_stop() -> None:
                 opened.host.post(opened.queue.stop_receiving)
-                # Two threads, or a thread and a signal handler, may stop it at the same time.
+                # Two threads, or a thread and a signal handler, may do this at the same time.
                 with suppress(IndexError):
                     to_start.pop().start()
 
@@ -826,16 +824,16 @@ class Consumer(AbstractContextManager["Consumer"]):
                 on_stop()
             try:
                 for thread in self._work(work_until_stopped, concurrency):
-                    # Its batch is settled by then, or given back.
+                    # The thread's batch is settled by then, or given back.
                     thread.join(seconds + 2 * GIVE_BACK_SECONDS)
             finally:
                 self.stop()
                 late.cancel()
 
     def stop(self) -> None:
-        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. For any thread, or a signal.
+        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Any thread or signal may call it.
 
-        A consumer that was stopped receives nothing more.
+        A stopped consumer no longer receives.
         """
         if not self._is_stopping:
             self._is_stopping = True
@@ -845,10 +843,10 @@ class Consumer(AbstractContextManager["Consumer"]):
                 self._on_stop()
 
     def close(self) -> None:
-        """Stop, and close the client and the thread. Leases of :meth:`lease` that are open still lapse.
+        """Stop, and close the client and the thread. Leases of :meth:`lease` that are still open lapse.
 
-        While :meth:`run` or :meth:`run_batches` goes on in another thread, this does not wait, and they close all when
-        they end: they have messages to settle still.
+        While :meth:`run` or :meth:`run_batches` goes on in another thread, this does not wait: they close all at their
+        end, because they still have messages to settle.
         """
         self._is_closed = True
         self.stop()
@@ -875,13 +873,13 @@ class Consumer(AbstractContextManager["Consumer"]):
                 seconds = consuming.LONGEST_POLL_SECONDS
                 opened = self._opened = _Opened(self._settings, self._client, longest_poll_seconds=seconds)
                 self._dropped = weakref.finalize(opened, _close_dropped, opened.host, opened.queue)
-                # An interpreter that ends does not wait for it.
+                # The end of the interpreter must not wait for it.
                 self._dropped.atexit = False
             return self._opened
 
     @contextmanager
     def _running(self, concurrency: int, most: int, stop_within: Duration) -> Iterator[tuple[_Opened, float]]:
-        """Run in this thread, stopped by signals; give what is open, and for how long work may go on at the end."""
+        """Run in this thread, stopped by signals; yield the open queue, and how long work may go on at the end."""
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")
         if self._is_running or self._is_stopping:
@@ -898,7 +896,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 self._close()
 
     def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> Sequence[threading.Thread]:
-        """Work in this thread and in others, which it returns. What ends one for good ends all, and is raised here."""
+        """Work in this thread and in others; return those. An exception that ends one ends all, and is raised here."""
         errors: list[BaseException] = []
 
         def work() -> None:
@@ -909,7 +907,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 self.stop()
 
         threads = [
-            # Daemons: work that does not end keeps neither the consumer nor the interpreter from ending.
+            # Daemon threads, so that endless work does not keep the consumer or the interpreter from ending.
             threading.Thread(target=work, name=f"sqs-lease worker {self._settings.queue}", daemon=True)
             for _ in range(concurrency - 1)
         ]
@@ -922,7 +920,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
-    """Close what a consumer opened that was dropped, and all of its leases, without waiting for it."""
+    """Close the client of a dropped consumer, and all of its leases, without waiting for the end."""
     host.end_after(queue.close())
 
 
@@ -949,7 +947,7 @@ def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
     before: dict[int, Any] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
-        # One that is ignored stays so, and one that was not set from Python could not be restored.
+        # An ignored signal stays ignored, and a handler that was not set from Python could not be restored.
         if handler not in (signal.SIG_IGN, None):
             before[number] = signal.signal(number, handle)
     try:

@@ -1,4 +1,4 @@
-"""Time for those who perform calls: a clock that never goes back, and the calendar's time to hand leases on."""
+"""Time for the code that makes calls: a clock that never goes back, and the wall clock for handing leases on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. ``now`` goes on counting while the machine is suspended, where the system can tell."""
+    """The machine's clocks. ``now`` goes on counting while the machine is suspended, if the system supports that."""
 
     def now(self) -> float:
         """Seconds since boot on Linux (suspended time included: a lease runs out meanwhile); else monotonic."""

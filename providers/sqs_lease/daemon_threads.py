@@ -1,7 +1,7 @@
 """Threads for calls that may block for ever, in processes that must be able to end meanwhile.
 
-A thread that has made its call waits for the next one for a while before it ends. To start a thread for each call
-costs more processor time than the rest of what this package adds to a call of boto3.
+A thread that has made its call waits for the next one for a while before it ends. Starting a thread for each call would
+cost more processor time than all else that this package adds to a call of boto3.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ IDLE_SECONDS: Final = 10.0
 _T = TypeVar("_T")
 
 _Call: TypeAlias = Callable[[], Callable[[], object]]
-"""A call, which returns what tells of its outcome."""
+"""A call, which returns a function that reports its outcome."""
 
 
 class DaemonThreads(Executor):
-    """Makes calls in threads of its own, at most so many at once.
+    """An executor with daemon threads of its own, at most a fixed number.
 
-    A thread ends when it had no call for :data:`IDLE_SECONDS`, at :meth:`end`, or when this object is collected. Until
-    then it keeps nothing of the calls that it made. After :meth:`end`, and in a process that was forked, the first call
-    starts a thread again.
+    A thread ends when it had no call for :data:`IDLE_SECONDS`, at :meth:`end`, or when this object is collected. It
+    keeps no references to its earlier calls. After :meth:`end`, and in a forked process, the first call starts a thread
+    again.
 
-    Not in the event loop's default threads: those are few and serve everybody, look-ups of addresses among them, so
-    that calls that block would stop every client of the process. And not in those of a ``ThreadPoolExecutor``: Python
-    waits for them at the end of the process, so that one call that blocks would keep it from ending.
+    The event loop's default threads would not do: they are few and serve the whole process, look-ups of addresses among
+    them, so that calls that block would stop every client. Those of a ``ThreadPoolExecutor`` would not do either:
+    Python waits for them at the end of the process, so that one call that blocks would keep it from ending.
 
     Args:
         most: How many calls are made at once; others wait for one of them.
@@ -50,7 +50,7 @@ class DaemonThreads(Executor):
         self._threads.end()
 
     def end(self) -> None:
-        """End the threads as soon as the calls so far are made, without waiting for that."""
+        """End the threads after the calls so far, without waiting for them."""
         ending, self._threads = self._threads, _Threads(self._most, self._name)
         ending.end()
 
@@ -64,8 +64,8 @@ class DaemonThreads(Executor):
         """Make a call as soon as a thread is free, without a future for its outcome.
 
         Args:
-            call: Makes the call, and returns what tells of its outcome. That is called in the same thread, which takes
-                the next call by then: who hears of the outcome may make one at once. Neither may raise.
+            call: Makes the call, and returns a function that reports its outcome. That is called in the same thread,
+                which already counts as free then: the report may make the next call at once. Neither may raise.
         """
         if self._threads.process_id != os.getpid():
             # A fork copies the lock, which may be held, and the counts, but not the threads.
@@ -79,7 +79,7 @@ class DaemonThreads(Executor):
 
 
 class _Threads:
-    """The threads of one process. They know nothing of the object that they serve, so that it can be collected."""
+    """The threads of one process. They do not refer to the object that they serve, so that it can be collected."""
 
     def __init__(self, most: int, name: str) -> None:
         self.process_id = os.getpid()
@@ -104,15 +104,15 @@ class _Threads:
         return True
 
     def end(self) -> None:
-        """End each thread once the calls so far are made. Takes no lock: a garbage collection may come anywhere."""
+        """End each thread after the calls so far. It takes no lock, because the garbage collector may call it."""
         self._calls.put(None)
 
     def _starts_another(self) -> bool:
-        """Start a thread, unless Python starts none any more: then the caller has to do without."""
+        """Start a thread; return False if Python no longer starts threads."""
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError:
-            # 3.12.0 and 3.12.1 refuse once the main thread has ended, although other threads go on with their work.
+            # Python 3.12.0 and 3.12.1 refuse after the main thread has ended, although other threads still work.
             if threading.main_thread().is_alive():
                 raise
             return False
@@ -128,17 +128,17 @@ class _Threads:
                         self._free -= 1
                         self._running -= 1
                         return
-                # A call came at the last moment: it counts on this thread.
+                # A call came at the last moment, for this thread.
                 continue
             if taken is None:
                 self._calls.put(None)  # for the other threads
                 return
-            # In a context of its own: what a call sets there, the next one must not find.
+            # A context of its own, so that a call does not see the variables of the call before it.
             tell = Context().run(taken)
-            # Counted first: who hears of the outcome may make the next call at once, and finds this thread.
+            # Counted before the report, which may make the next call at once and needs this thread.
             self._count_free()
             tell()
-            # Nothing of a call is kept while the next is awaited.
+            # No references to a call are kept while the thread waits for the next one.
             del taken, tell
 
     def _count_free(self) -> None:
@@ -147,7 +147,7 @@ class _Threads:
 
 
 def _outcome(future: Future[_T], call: Callable[[], _T]) -> Callable[[], None]:
-    """Make a call, unless its future was cancelled; return what tells the future."""
+    """Make a call, unless its future was cancelled; return the function that sets the future."""
     if not future.set_running_or_notify_cancel():
         return _nothing
     try:
@@ -157,4 +157,4 @@ def _outcome(future: Future[_T], call: Callable[[], _T]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Tell nothing: the call was not made."""
+    """Report nothing, because the call was not made."""

@@ -1,4 +1,4 @@
-"""Values from any thread, taken in by an event loop, many of them by one wake of it: a wake costs more than a value."""
+"""Values from any thread for an event loop. One wake of the loop takes many, because a wake costs more than a value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Inbox(Generic[_T]):
-    """Takes values from any thread into a loop.
+    """An inbox of a loop for values from any thread.
 
     Args:
         post: Calls a function in the loop soon; may be called in any thread.
@@ -27,7 +27,7 @@ class Inbox(Generic[_T]):
         """Pass a value on, without waiting.
 
         Raises:
-            Exception: What ``post`` raises.
+            Exception: ``post`` raised it.
         """
         self._values.append(value)
         if not self._is_posted:
@@ -35,7 +35,7 @@ class Inbox(Generic[_T]):
             self._post(self._empty)
 
     def _empty(self) -> None:
-        # First, so that a value that comes meanwhile is seen here, or posted again.
+        # Reset first, so that a value that comes meanwhile is taken here, or posted again.
         self._is_posted = False
         values: list[_T] = []
         while self._values:

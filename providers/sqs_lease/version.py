@@ -1,4 +1,4 @@
-"""The version of this package, which calls to AWS name. It is known also where nothing was installed."""
+"""The version of this package, for the user agent of AWS calls. It is known even without an installation."""
 
 from typing import Final
 

@@ -149,7 +149,7 @@ OF_THE_SENSOR = [
         message_filtering="literal",
         message_filtering_match_values=["a"],
     ),
-    mistakes("unmatched", "message_filtering keeps out", discard()),
+    mistakes("unmatched", "needs message_filtering", discard()),
 ]
 
 OF_THE_KEEPER = [

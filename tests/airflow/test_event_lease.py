@@ -88,7 +88,7 @@ def test_with_a_mere_reference_to_an_asset_the_lease_says_the_queue() -> None:
 def test_of_several_watched_queues_the_lease_says_which() -> None:
     asset = asset_of("orders", "returns")
     assert sensor_of(asset, queue_url="returns").queue_url == "returns"
-    with pytest.raises(ValueError, match="watched for orders, returns, so 'orders' must say by queue_url="):
+    with pytest.raises(ValueError, match="watched for orders, returns, so 'orders' needs queue_url="):
         sensor_of(asset)
 
 

@@ -311,7 +311,7 @@ def test_a_job_whose_messages_are_all_lost_is_ended_and_not_retried(
     thread.join(60)
     assert program.ended.read_text() == "in order"
     assert isinstance(errors[0], AirflowFailException)
-    assert "none of the messages of 'load' is held any more" in str(errors[0])
+    assert "the messages of 'load' are no longer held" in str(errors[0])
 
 
 @pytest.mark.parametrize("state", ["success", "failed"])

@@ -203,7 +203,7 @@ def test_messages_are_settled_together_where_airflow_does_not_tell_what_tasks_ar
     monkeypatch.delattr(owners.get(name, xcom_arg), name)
     concerned = per_message(dag)
     assert concerned == {"check": name == "_expand_input", "chain.first": name == "_get_specified_expand_input"}
-    assert "are settled together: this Airflow does not tell what it is mapped over" in caplog.text
+    assert "are settled together: this Airflow does not say what it is mapped over" in caplog.text
 
 
 def test_a_task_process_that_does_not_say_whether_its_end_was_reported_is_believed() -> None:

@@ -43,7 +43,7 @@ def test_a_good_queue_is_fine(orders: str) -> None:
     assert biting(orders) == set()
     ran = sqs_lease("doctor", orders)
     assert ran.exit_code == 0
-    assert ran.out.endswith("\nNothing that will bite was found.\n")
+    assert ran.out.endswith("\nNo problems found.\n")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_profile_does_not_go_with_the_connection() -> None:
     ran = sqs_lease("doctor", "orders", "--airflow", "--profile", "dev")
 
     assert (ran.exit_code, ran.out) == (2, "")
-    assert ran.err.startswith("Error: --profile and --endpoint-url do not go with --airflow")
+    assert ran.err.startswith("Error: --profile and --endpoint-url cannot be used with --airflow")
 
 
 def test_a_connection_is_nothing_without_airflow() -> None:

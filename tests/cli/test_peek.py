@@ -119,7 +119,7 @@ def test_it_says_the_price_before_it_receives(orders: LeasedQueue, monkeypatch: 
     ran = sqs_lease("peek", "orders")
 
     assert ran.exit_code == 130
-    assert "the receive count of each message goes up by one" in words(ran.err)
+    assert "the receive count of each goes up by one" in words(ran.err)
     assert "orders allows 3 receives (maxReceiveCount)" in words(ran.err)
 
 

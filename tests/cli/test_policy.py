@@ -137,7 +137,7 @@ def test_a_name_alone_is_not(credentials: None) -> None:
     ran = sqs_lease("policy", "orders", *NOBODY)
 
     assert (ran.exit_code, ran.out) == (2, "")
-    assert ran.err.endswith("Or give the queue by its ARN: then it need not be looked up.\n")
+    assert ran.err.endswith("Or give the queue by its ARN, which needs no look-up.\n")
 
 
 def test_as_json_the_notes_are_in_the_document(credentials: None) -> None:
@@ -195,7 +195,7 @@ def test_a_spark_job_that_cleans_up_may_do_so_with_the_objects_alone(clean_sourc
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["orders", "--spark"], "Error: There is nothing to allow. Nothing on S3 is allowed for files"),
+        (["orders", "--spark"], "Error: There is nothing to allow. The policy allows nothing on S3 for files"),
         (["orders", "--spark", "--files", "/data"], "Error: --files: '/data' is not an address on S3"),
         (["orders", "--spark", "--files", "s3://[x"], "Error: --files: 's3://[x' is not an address on S3"),
         (["orders", "--spark", "--files", "s3://batch*/x"], "Error: --files: 's3://batch*/x' is not an address on S3"),

@@ -181,7 +181,10 @@ def test_a_queue_with_a_dead_letter_queue_is_refused_where_nobody_may_list_sourc
     ran = sqs_lease("redrive", "orders")
 
     assert (ran.exit_code, ran.out) == (2, "")
-    assert "orders may be a queue at work: it has a dead-letter queue, orders-dead-letters. Name that one" in ran.err
+    assert (
+        "orders may be a queue with consumers: it has a dead-letter queue, orders-dead-letters. Name that one"
+        in ran.err
+    )
     assert "allow sqs:ListDeadLetterSourceQueues" in ran.err
     assert receive_count("orders") == 0
 
@@ -242,7 +245,7 @@ def test_each_goes_back_to_the_queue_that_it_came_from(leased_queues: LeasedQueu
 
     ran = sqs_lease("redrive", DEAD)
 
-    assert "Moved 2 messages back to where they came from." in words(ran.out)
+    assert "Moved 2 messages back to their source queues." in words(ran.out)
     assert orders.visible == ["an order"]
     assert list(leased_queues.sqs.bodies(returns).values()) == ["a return"]
 
@@ -254,7 +257,7 @@ def test_with_several_source_queues_the_error_asks_for_the_destination(
     ran = sqs_lease("redrive", DEAD)
 
     assert ran.exit_code == 1
-    assert "Moved 0 of 4 messages back to where they came from. A message was sent to the dead-letter" in words(ran.out)
+    assert "Moved 0 of 4 messages back to their source queues. A message was sent to the dead-letter" in words(ran.out)
     assert "name the destination with --to" in words(ran.out)
     assert redriven("--to", "orders")["move"]["moved"] == 4
 
@@ -363,7 +366,7 @@ def test_a_move_task_that_the_list_lacks_for_a_moment_is_followed_on(
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [("AccessDenied", "ListMessageMoveTasks"), ("InternalError", "SQS has said nothing of the move")]
+    ("code", "says"), [("AccessDenied", "ListMessageMoveTasks"), ("InternalError", "SQS has not listed the move")]
 )
 def test_a_move_task_that_cannot_be_followed_may_go_on_and_the_error_says_how_to_end_it(
     slow_orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, code: str, says: str
@@ -433,7 +436,7 @@ def test_a_move_task_is_cancelled_from_another_shell(slow_orders: LeasedQueue, l
 
     assert ran.exit_code == 0
     assert "Cancelled. Moved until then: " in words(ran.out)
-    assert " of 600 messages. The others are in orders-dead-letters still." in words(ran.out)
+    assert " of 600 messages. The others are still in orders-dead-letters." in words(ran.out)
     (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
     assert task.status == CANCELLED
     assert len(slow_orders.visible) == task.moved

@@ -212,7 +212,7 @@ def refused(shop: Shop) -> str:
         ("orders", FUNCTION.replace("work.load", "work.asynchronous"), "is a generator or asynchronous"),
         ("orders", FUNCTION.replace("work.load", "work.without"), "cannot be called with the messages of a batch"),
         ("orders", FUNCTION.replace("work.load", "work.Work"), "is not a function"),
-        ("orders", FUNCTION.replace("{component: ", "{name: orders, component: "), "name cannot stand beside it"),
+        ("orders", FUNCTION.replace("{component: ", "{name: orders, component: "), "remove name"),
         ("orders", FUNCTION.replace("{component: queues/orders}", "{}"), "queue needs name"),
         ("other", QUEUE.replace("{name: orders}", "{component: queues/orders}"), "give the queue's name here"),
         ("sensor", SENSOR.replace("min_messages: 2", "min_messages: 0"), "min_messages must be at least 1, not 0"),

@@ -192,8 +192,8 @@ GOOD, BAD = body(day="monday"), body(day="somewhere", bad=True)
         (raising, r"partition_key raised KeyError at test_dispatch.py:\d+: 1 messages dead-lettered"),
         (leaving, "partition_key raised SystemExit"),
         (refused("sunday"), "partition_key returned 'sunday', which is not a partition of the target"),
-        (refused(7), "partition_key returned a value of type int, which is no text"),
-        (refused(""), "partition_key returned a value of type str, which is no text"),
+        (refused(7), "partition_key returned a value of type int: it must be a string"),
+        (refused(""), "partition_key returned a value of type str: it must be a string"),
     ],
     ids=["raises", "exits", "unknown partition", "another type", "empty"],
 )
@@ -223,7 +223,7 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
     ("target", "functions", "said"),
     [
         (JOBS, {"job": lambda _: "returns"}, "job returned 'returns', .*one of the sensor's jobs: orders, invoices"),
-        (JOBS, {"job": lambda _: None}, "job returned None, which is neither a job nor the name of one"),
+        (JOBS, {"job": lambda _: None}, "job returned None: it must be a job or a job's name"),
         (orders, {"run_config": lambda _: ["a"]}, "run_config returned a value of type list"),
         (orders, {"run_config": lambda _: {"ops": {object(): 1}}}, "run_config returned values that are not JSON"),
         (
@@ -236,8 +236,8 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
         (by_both, {"partition_key": lambda _: "monday"}, "cannot have a partition with this key"),
         (by_customer, {"partition_key": lambda _: "a\nb"}, "cannot have a partition with this key"),
         (plain, {"asset_selection": lambda _: ["other"]}, "'other', which the sensor's target does not have"),
-        (plain, {"asset_selection": lambda _: "plain"}, "which is no list of asset keys"),
-        (plain, {"asset_selection": lambda _: []}, "asset_selection returned no asset"),
+        (plain, {"asset_selection": lambda _: "plain"}, "it must be a list of asset keys"),
+        (plain, {"asset_selection": lambda _: []}, "asset_selection returned an empty list"),
     ],
     ids=lambda value: value.split()[-1] if isinstance(value, str) else "",
 )

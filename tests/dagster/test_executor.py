@@ -438,8 +438,8 @@ QUEUE = SqsQueueResource(queue="orders")
     [
         ({"queue": "orders"}, TypeError, "takes an SqsQueueResource"),
         ({"workspace": "orders"}, ValueError, "absolute path"),
-        ({"workspace": "s3://orders"}, ValueError, "its readers could delete the messages"),
-        ({"workspace": Path("/orders")}, TypeError, "must be a text"),
+        ({"workspace": "s3://orders"}, ValueError, "readers of the store could delete the messages"),
+        ({"workspace": Path("/orders")}, TypeError, "must be a string"),
         ({"on_failure": "dead_lettr"}, ValueError, "on_failure must be one of .*dead_letter.*, not 'dead_lettr'"),
         ({"on_failure": {"kind": "backoff", "inital": 30}}, TypeError, "inital"),
         ({"on_failure": 30}, TypeError, "on_failure must be a failure rule such as"),

@@ -253,7 +253,7 @@ def test_a_job_whose_messages_are_all_lost_is_ended(
                 over.set()
                 thread.join()
 
-    with pytest.raises(JobError, match=r"none of the messages of .*orders is held any more"):
+    with pytest.raises(JobError, match=r"the messages of .*orders are no longer held"):
         dg.materialize([ingested])
     assert program.ended.read_text() == "in order"
 

@@ -29,7 +29,7 @@ def test_figures_add_up_when_every_message_is_where_it_belongs() -> None:
     [
         (replace(RIGHT, table_ids=["a", "b", "c", "b"]), "1 rows of the table repeat a message"),
         (replace(RIGHT, table_ids=["a", "c"]), "1 published flights are missing from the table"),
-        (replace(RIGHT, table_ids=["a", "b", "c", "x"]), "1 rows of the table are no published flight"),
+        (replace(RIGHT, table_ids=["a", "b", "c", "x"]), "1 rows of the table are not published flights"),
         (
             replace(RIGHT, dead_letter_ids=frozenset({"x"})),
             "1 malformed messages are missing from the dead-letter queue",

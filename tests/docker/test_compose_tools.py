@@ -191,9 +191,9 @@ def test_one_order_in_ten_meets_a_carrier_that_does_not_answer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["publish", "0"], f"is no number from 1 to {MOST_MESSAGES}", id="no messages"),
-        pytest.param(["publish", "-5"], f"is no number from 1 to {MOST_MESSAGES}", id="fewer than none"),
-        pytest.param(["publish", str(MOST_MESSAGES + 1)], f"is no number from 1 to {MOST_MESSAGES}", id="too many"),
+        pytest.param(["publish", "0"], f"is not a number from 1 to {MOST_MESSAGES}", id="no messages"),
+        pytest.param(["publish", "-5"], f"is not a number from 1 to {MOST_MESSAGES}", id="fewer than none"),
+        pytest.param(["publish", str(MOST_MESSAGES + 1)], f"is not a number from 1 to {MOST_MESSAGES}", id="too many"),
         pytest.param(["publish", "some"], "some", id="no number"),
         pytest.param(["publish"], "count", id="no count"),
         pytest.param(["publish", "3", "orders", "order"], "orders-in-one-batch", id="no such queue"),

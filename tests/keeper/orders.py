@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 
+from sqs_lease import Message
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.testing import (
     Fault,
@@ -81,3 +84,20 @@ def eventually(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert monotonic() < ends_at
         sleep(0.005)
+
+
+@contextmanager
+def no_message_left() -> Iterator[None]:
+    """What is done within leaves no message in memory, also where the garbage collector does not run."""
+
+    def in_memory() -> list[Message]:
+        return [one for one in gc.get_objects() if type(one) is Message]
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = in_memory()
+        yield
+        assert [one.body for one in in_memory() if all(one is not other for other in before)] == []
+    finally:
+        gc.enable()

@@ -32,7 +32,7 @@ from sqs_lease.testing import (
     VirtualClock,
     run_virtual,
 )
-from tests.keeper.orders import DENIED, Orders, lost, refused
+from tests.keeper.orders import DENIED, Orders, lost, no_message_left, refused
 
 VISIBILITY_SECONDS = 30
 
@@ -199,6 +199,12 @@ def test_a_group_that_lapses_and_comes_again_waits_for_the_work_that_goes_on(pro
     assert worked == ["0", "0", "1", "2"]
     assert set(together) == {1}, "one after the other"
     assert program.orders.fifo.deleted == 3
+
+
+def test_messages_whose_work_has_ended_do_not_wait_for_the_garbage_collector(program: Program) -> None:
+    program.orders.queue.send(*map(str, range(30)))
+    with no_message_left():
+        assert program.consume(at_once, seconds=60).deleted == 30
 
 
 class TestStopping:

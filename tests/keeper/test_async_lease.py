@@ -30,7 +30,7 @@ from sqs_lease.keeper.session import LeaseSession, LeaseSettings
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, Outages, ScriptedFaults, VirtualClock, run_virtual
 from sqs_lease.testing.service_errors import UNAVAILABLE
-from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
+from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 POLICY = Fixed(visibility=30, every=20)
 
@@ -63,6 +63,17 @@ class Program:
 @pytest.fixture
 def program() -> Program:
     return Program()
+
+
+def test_messages_that_the_program_drops_do_not_wait_for_the_garbage_collector(program: Program) -> None:
+    program.orders.queue.send("a", "b", "c")
+
+    async def main() -> None:
+        async with program.lease() as batch:
+            assert len(batch) == 3
+
+    with no_message_left():
+        program.run(main)
 
 
 def test_messages_are_held_while_the_program_works_and_deleted_at_the_end(program: Program) -> None:

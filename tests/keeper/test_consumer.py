@@ -32,7 +32,7 @@ from sqs_lease.keeper import consuming
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, ScriptedFaults, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR
-from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
+from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -592,6 +592,12 @@ def test_a_consumer_that_is_dropped_ends_its_thread_and_its_client(orders: Order
     gc.collect()
     eventually(lambda: not [one for one in set(threading.enumerate()) - before if one.name.startswith("sqs-lease")])
     assert orders.queue.deleted == 1
+
+
+def test_messages_whose_work_has_ended_do_not_wait_for_the_garbage_collector(orders: Orders) -> None:
+    orders.queue.send(*map(str, range(30)))
+    with no_message_left():
+        run_until(orders, lambda: orders.queue.deleted == 30, lambda _: None)
 
 
 def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:

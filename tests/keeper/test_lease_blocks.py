@@ -44,7 +44,7 @@ from sqs_lease.keeper import session
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, MemoryTransport, Operation, ScriptedFaults, TransportCall, no_faults
 from sqs_lease.testing.service_errors import UNAVAILABLE
-from tests.keeper.orders import DENIED, Orders, eventually, lost, refused
+from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 
 def bodies(batch: LeasedBatch) -> list[str]:
@@ -692,6 +692,13 @@ class TestAfterTheBlock:
             with pytest.raises(RuntimeError, match="The block of this lease of orders has ended"):
                 settle(batch)
             gc.collect()
+
+    def test_messages_that_the_program_drops_do_not_wait_for_the_garbage_collector(self, orders: Orders) -> None:
+        orders.queue.send(*map(str, range(30)))
+        with no_message_left():
+            with lease("orders", max_messages=30) as batch:
+                assert len(batch) == 30
+            del batch
 
     def test_the_messages_and_the_report_stay(self, orders: Orders) -> None:
         orders.queue.send("a")

@@ -18,7 +18,11 @@ from tests.rounds.starvation import starvation
 LOOK_SECONDS: Final = 0.25
 
 PATIENCE_SECONDS: Final = 120.0
-"""How long after the last fault a round may take, beside the time that its processes may take to start."""
+"""How long after the last fault, or after the last message that was received or deleted, a round waits for its end,
+beside the time that its processes may take to start. So a busy machine may take longer."""
+
+MOST_PATIENCE: Final = 3.0
+"""So many times as long it waits in all: messages that come and go for ever do not come to an end, either."""
 
 SHARED: Final = frozenset({Kind.DISK, Kind.DATABASE})
 OF_PROCESSES: Final = frozenset({Kind.KILL, Kind.STOP, Kind.MEMORY, Kind.CLOCK})
@@ -78,7 +82,7 @@ class Player:
         with starvation(place.workers, self._stack.server_pid, place.proxy.thread_id) as starved:
             sent = self._stack.send(plan)
             self._go_wrong(faults)
-            is_done = self._wait(self._is_done, self._stack.host.start_seconds + PATIENCE_SECONDS)
+            is_done = self._wait_for_end(self._stack.host.start_seconds + PATIENCE_SECONDS, first)
         if self._stop.is_set():
             return None
         left = 0 if is_done else max(1, self._stack.left())
@@ -161,6 +165,16 @@ class Player:
 
     def _is_done(self) -> bool:
         return self._is_idle() and self._stack.left() == 0
+
+    def _wait_for_end(self, seconds: float, first_entry: int) -> bool:
+        well_at = monotonic()
+        while not self._is_done():
+            entries = self._stack.ledger.since(first_entry)
+            moved_at = max((entry.answered_at for entry in entries if entry.kind != "change"), default=well_at)
+            ends_at = min(max(well_at, moved_at) + seconds, well_at + MOST_PATIENCE * seconds)
+            if monotonic() > ends_at or self._stop.wait(LOOK_SECONDS):
+                return False
+        return True
 
     def _wait(self, ready: Callable[[], bool], seconds: float) -> bool:
         ends_at = monotonic() + seconds

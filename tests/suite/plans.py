@@ -59,18 +59,19 @@ Each part is one process, which imports what it needs (Airflow, Dagster, Spark) 
 
 
 def static_checks() -> Iterator[Command]:
-    """Format and types."""
+    """Yield the checks that run no code: format, lint, wording and types."""
     tools = Path(sys.executable).parent
     yield Command("format", (str(tools / "ruff"), "format", "--check"))
     yield Command("lint", (str(tools / "ruff"), "check"))
+    yield Command("wording", (sys.executable, "-m", "tests.architecture.plain_english"))
     yield Command("types", (str(tools / "mypy"),))
 
 
 def whole_test() -> list[Command]:
     """What `make test` runs."""
-    format_, lint, types = static_checks()
+    *quick, types = static_checks()
     parts = [pytest_over(name, paths, options=SAME_EXAMPLES) for name, paths in PARTS.items()]
-    return [format_, lint, *parts[:2], types, *parts[2:]]
+    return [*quick, *parts[:2], types, *parts[2:]]
 
 
 def on_processes(hosts: Sequence[str] = (), *, full: bool = False) -> list[Command]:

@@ -40,8 +40,8 @@ def test_every_path_of_a_part_exists() -> None:
     assert [path for path in arguments_of_pytest() if not (ROOT / path).exists()] == []
 
 
-def test_make_test_also_looks_at_format_and_types() -> None:
-    assert {"format", "lint", "types"} <= {command.name for command in whole_test()}
+def test_make_test_also_looks_at_format_wording_and_types() -> None:
+    assert {"format", "lint", "wording", "types"} <= {command.name for command in whole_test()}
     assert len({command.name for command in whole_test()}) == len(whole_test())
 
 
@@ -57,7 +57,7 @@ def test_a_check_of_one_file_runs_the_tests_that_are_nearest_to_it_and_no_real_p
     tests, untested = nearest_tests([Path("providers/sqs_lease/core/ledger.py"), Path("gone.py")])
     assert (tests[0].parent, untested) == (Path("tests/core"), [Path("gone.py")])
     commands = {command.name: command for command in quick_check(tests, 0.0)}
-    assert {"format", "lint", "types", "core"} <= commands.keys()
+    assert {"format", "lint", "wording", "types", "core"} <= commands.keys()
     assert "tests/core/test_ledger.py" in commands["core"].arguments
     assert not [argument for command in commands.values() for argument in command.arguments if "skeletons" in argument]
     assert not [command for command in commands.values() if str(PROCESSES) in " ".join(command.arguments)]

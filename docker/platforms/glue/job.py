@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-# Glue has it; nobody else does.
+# Only Glue has this module.
 from awsglue.utils import getResolvedOptions
 
 from sqs_lease.spark.job.main import main
@@ -15,6 +15,6 @@ from sqs_lease.spark.job.main import main
 NAMES = ("manifest", "result", "spec")
 
 given = getResolvedOptions(sys.argv, list(NAMES))
-# No exit() where all is well: Glue may take it for a failure, whatever its code.
+# No exit() after a success: Glue may treat it as a failure, even with code 0.
 if main([part for name in NAMES for part in (f"--{name}", given[name])]) != 0:
     raise SystemExit("the ingestion failed: its error is in the log")

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/ anew: `make pictures`, or `python -m docs.site.pictures [directory]`."""
+"""Draws the pictures of docs/ again: `make pictures`, or `python -m docs.site.pictures [directory]`."""
 
 from __future__ import annotations
 

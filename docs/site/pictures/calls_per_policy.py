@@ -1,4 +1,4 @@
-"""What each renewal policy costs: the requests that it takes to hold 1 000 messages for an hour."""
+"""The cost of each renewal policy: the requests that it takes to hold 1 000 messages for an hour."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 from xml.sax.saxutils import escape
 
 Style: TypeAlias = Literal["visible", "invisible", "good", "bad", "quiet"]
-"""What a shape stands for; a message that others can receive, one that they cannot, ..."""
+"""The meaning of a shape: a message that others can receive, one that they cannot, ..."""
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 
@@ -42,7 +42,7 @@ class Drawing:
     Args:
         width: In pixels.
         height: In pixels.
-        title: What it shows, for those who cannot see it.
+        title: Text for readers who cannot see it.
     """
 
     width: int

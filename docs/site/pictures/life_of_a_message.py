@@ -17,7 +17,7 @@ VISIBILITY_SECONDS: Final = 30
 RECEIVED_AT: Final = 10.0
 WORK_SECONDS: Final = 80.0
 LOOK_SECONDS: Final = 5.0
-"""How long after a message is visible somebody receives it."""
+"""How long after a message is visible another consumer receives it."""
 
 _INVISIBLE_FROM: Final = {AuditKind.RECEIVED}
 _VISIBLE_FROM: Final = {AuditKind.SENT, AuditKind.RELEASED, AuditKind.EXPIRED}
@@ -33,7 +33,7 @@ class Span:
 
 
 def history(work: Callable[[MemorySqs, str, VirtualClock], Coroutine[Any, Any, None]]) -> Sequence[AuditEntry]:
-    """What became of one message that was sent at 0."""
+    """The life of one message that was sent at 0."""
     clock = VirtualClock()
     sqs = MemorySqs(clock)
     queue_url = sqs.create_queue("orders", visibility_seconds=VISIBILITY_SECONDS)

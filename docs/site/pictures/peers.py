@@ -1,4 +1,4 @@
-"""What other consumers of SQS take: requests for long work, and how long a failed message stays invisible."""
+"""Costs of other consumers of SQS: requests for long work, and how long a failed message stays invisible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def draw(results: Results | None = None) -> Drawing:
     """The picture.
 
     Args:
-        results: What was measured; that of the results file by default.
+        results: The measured results; those of the results file by default.
     """
     measured = [
         (row.name, re.sub(r"[*`]", "", row.title), row.long_work, row.failing_work)

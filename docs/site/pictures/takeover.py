@@ -12,7 +12,7 @@ from sqs_lease import Growing, Keeper, Leaving
 from sqs_lease.testing import AuditEntry, AuditKind, MemorySqs, MemoryTransport, VirtualClock, run_virtual
 
 VISIBILITY_SECONDS: Final = 450
-"""What Airflow's sensors receive with unless told otherwise."""
+"""The visibility timeout of Airflow's sensors by default."""
 
 KILLED_AT: Final = 299.0
 """Just before the first extension: the worst moment."""
@@ -24,7 +24,7 @@ END: Final = 900.0
 
 
 def history() -> tuple[Sequence[AuditEntry], float]:
-    """What became of the message, and when the second triggerer had it."""
+    """The life of the message, and when the second triggerer had it."""
     clock = VirtualClock()
     sqs = MemorySqs(clock)
     queue_url = sqs.create_queue("orders", visibility_seconds=VISIBILITY_SECONDS)

@@ -1,4 +1,4 @@
-"""How a trigger reaches AWS: the amazon provider's connection parameters as a value, and the client made from them."""
+"""The way to AWS: the amazon provider's connection parameters as a value, and the client made from them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ CONNECT_SECONDS: Final = 30.0
 """How long to wait until the Airflow connection is read and the client is made."""
 
 CLIENTS: Final = DaemonThreads(8, "sqs-lease clients")
-"""Threads for what makes clients: Airflow's connections, which a secrets backend may look up, and botocore's models."""
+"""Threads that make clients: they read Airflow's connections, perhaps from a secrets backend, and botocore's models."""
 
 _READ_BY_EVERY_CLIENT: Final = ("_retry", "endpoints", "partitions", "sdk-default-configuration")
-"""Which of botocore's data files a client reads whatever its service is."""
+"""Data files of botocore that every client reads, of any service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,18 @@ class AwsConnection:
 
         Raises:
             TypeError: A parameter has another type, or ``botocore_config`` holds more than plain values, so that it
-                cannot go to the triggerer, or what ``botocore.config.Config`` does not take.
+                cannot go to the triggerer, or an argument that ``botocore.config.Config`` does not take.
             ValueError: ``botocore_config`` has a value that ``botocore.config.Config`` refuses.
         """
         text = (str, type(None))
-        check_type(aws_conn_id, text, name="aws_conn_id", said="the id of an Airflow connection, or None")
-        check_type(region_name, text, name="region_name", said="the name of an AWS region, or None")
-        check_type(verify, (bool, *text), name="verify", said="True, False, the path of a CA bundle, or None")
+        check_type(aws_conn_id, text, name="aws_conn_id", expected="the id of an Airflow connection, or None")
+        check_type(region_name, text, name="region_name", expected="the name of an AWS region, or None")
+        check_type(verify, (bool, *text), name="verify", expected="True, False, the path of a CA bundle, or None")
         check_type(
             botocore_config,
             (Mapping, type(None)),
             name="botocore_config",
-            said="a mapping with arguments of botocore.config.Config, or None",
+            expected="a mapping with arguments of botocore.config.Config, or None",
         )
         try:
             config = json.dumps(botocore_config, sort_keys=True) if botocore_config else ""
@@ -117,7 +117,7 @@ class AwsConnection:
 
 
 def _check_botocore_config(config: str) -> None:
-    """Refuse what botocore would refuse when a client is made: in a triggerer, or a worker."""
+    """Refuse values that botocore would refuse later, when a triggerer or worker makes a client."""
     try:
         Config(**json.loads(config))
     except TypeError as error:
@@ -155,10 +155,11 @@ def load_client_code() -> None:
     It takes a third of a second, once in a process. Otherwise the asynchronous client would read the files with its
     first call, in the event loop.
     """
-    # Not with this module: Airflow imports a trigger's class in its event loop, which would stand still for 0.1 s.
+    # Imported here: Airflow imports a trigger's class, and this module with it, in its event loop, which would block
+    # for 0.1 s.
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 
-    # The sessions of all connections share what was read.
+    # The sessions of all connections share the loaded data.
     session = BaseSessionFactory(conn=None).get_async_session()  # type: ignore[no-untyped-call]
     loader = session.get_component("data_loader")
     # aiobotocore itself can do this only from 3.7 on, and the provider is content with older ones.
@@ -175,18 +176,18 @@ def make_transport(connection: AwsConnection) -> Transport:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; ``translate_client_errors()`` of ``sqs/classification.py`` translates it.
+        Exception: Other errors of botocore; ``translate_client_errors()`` of ``sqs/classification.py`` translates them.
     """
     load_client_code()
     hook = _hook_with_region(connection)
     make = partial(
         hook.get_client_type,
         region_name=hook.region_name,
-        # What the user configured has precedence.
+        # The user's configuration has precedence.
         config=client_config(CONNECTIONS).merge(hook.config),
         deferrable=True,
     )
-    # The first one is made here, where what it raises meets the caller. The transport makes another one if the first
+    # The first client is made here, so that its errors reach the caller. The transport makes another one if the first
     # cannot be entered, for example because its credentials cannot be fetched.
     made: list[Any] = [make()]
     return AiobotocoreTransport(lambda: made.pop() if made else make())
@@ -197,7 +198,7 @@ def make_blocking_client(connection: AwsConnection) -> SQSClient:
 
     Raises:
         NoRegionError: Nothing names a region.
-        Exception: What else botocore raises; ``translate_client_errors()`` of ``sqs/classification.py`` translates it.
+        Exception: Other errors of botocore; ``translate_client_errors()`` of ``sqs/classification.py`` translates them.
     """
     hook = _hook_with_region(connection)
     made: Any = hook.get_client_type(region_name=hook.region_name, config=client_config().merge(hook.config))
@@ -227,7 +228,7 @@ def _hook(connection: AwsConnection, region_name: str | None) -> SqsHook:
 
 
 def _region(hook: SqsHook) -> str | None:
-    """The region of the operator or the connection, else that of boto3's configuration; None if none is configured."""
+    """Return the region of the operator or the connection, else of boto3's configuration; None if there is no such."""
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 
     if hook.region_name is not None:

@@ -1,7 +1,7 @@
 """The way to write a lease into a DAG: a context whose tasks are the work.
 
-What the arguments mean is told by :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` and, for those of every task and
-sensor, by Airflow's ``BaseOperator`` and ``BaseSensorOperator``.
+:class:`~sqs_lease.airflow.sensor.SqsLeaseSensor` documents the arguments. Airflow's ``BaseOperator`` and
+``BaseSensorOperator`` document those of every task and sensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.sqs.validation import queue_reference
 
 EVENT_SECONDS: Final = 3.0
-"""How long the sensor of a run that messages started waits for one. They are there, unless another run took them."""
+"""How long the sensor waits for a message in a run that messages started: they are there, or another run took them."""
 
 _LOOKING_ONCE: Final = {
     "deferrable": False,
@@ -37,7 +37,7 @@ _LOOKING_ONCE: Final = {
     "poke_interval": EVENT_SECONDS,
     "soft_fail": True,
 }
-"""The sensor of such a run takes what is there in its worker, and is skipped where nothing is."""
+"""Arguments of the sensor of such a run: it receives in its worker, and is skipped if there is no message."""
 
 _OF_BOTH_TASKS: Final = ("queue", "pool", "executor", "retries", "priority_weight", "owner")
 
@@ -47,9 +47,9 @@ _NOT_TO_WAIT: Final = {
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
 }
-"""What ``default_args`` may say of the other tasks, but not of a keeper.
+"""Arguments that a keeper does not take from ``default_args``.
 
-While it waited for the keeper of another run, which may work for hours, its messages would be given back.
+The messages of a keeper that waits for another run's keeper, perhaps for hours, would be given back meanwhile.
 """
 
 
@@ -62,7 +62,7 @@ _Lease = TypeVar("_Lease")
 
 
 class TaskArguments(TypedDict, total=False):
-    """What every task takes."""
+    """Arguments that every task takes."""
 
     owner: str
     email: str | Sequence[str] | None
@@ -118,7 +118,7 @@ class TaskArguments(TypedDict, total=False):
 
 
 class ReceiveArguments(TaskArguments, total=False):
-    """What the sensor of a lease takes beside its task id and ``handoff_timeout``."""
+    """Arguments of the sensor of a lease, besides its task id and ``handoff_timeout``."""
 
     queue_url: str
     max_messages: int | str
@@ -146,13 +146,13 @@ class ReceiveArguments(TaskArguments, total=False):
 
 
 def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments, _Lease]:
-    """Refuse other arguments without a name than that of the lease; Python would not say what to write instead."""
+    """Refuse positional arguments other than the lease's name; Python would not say what to write instead."""
 
     @wraps(lease)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Lease:
         if len(args) > 1:
             raise TypeError(
-                f"sqs_lease() takes its name alone without a keyword, not {args[1]!r} behind it: write "
+                f"sqs_lease() takes only its name as a positional argument, not {args[1]!r} as well: write "
                 f"sqs_lease({args[0]!r}, queue_url=...)"
             )
         if not args and "name" not in kwargs:
@@ -184,41 +184,41 @@ def sqs_lease(
             check.expand(message=orders)      # one mapped task a message, settled one by one, or
             process.expand(message=orders)    # a mapped task group: a chain a message, settled one by one
 
-    It makes two tasks: ``name``, which receives, and ``name_keeper``, which runs beside the work, extends the
-    leases, deletes the messages whose work succeeded and settles the others by ``on_failure``. Every task in the
-    body that has no other task of the body before it is set behind ``name``.
+    It makes two tasks: ``name``, which receives, and ``name_keeper``, which runs beside the work. The keeper extends
+    the leases, deletes a message when its work has succeeded, and settles the others by ``on_failure``. Every task in
+    the body that has no other task of the body before it is set behind ``name``.
 
     A task in the body concerns all messages, unless it is mapped over ``orders`` itself, or over what such a task
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
-    failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}`` (a function that never
-    returns a value, by its code or by its annotation, is not asked), and one that fails may
-    ``raise MessageFailed(message_ids)`` to fail no others. ``settlement/rules.py`` has the rules. Tasks that shall run
-    whatever became of single messages (a summary, say) belong outside the body, or need a trigger rule of their own:
+    failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``; this is not looked up for a
+    function that never returns a value, by its code or by its annotation. A task that fails may
+    ``raise MessageFailed(message_ids)`` to fail no others. ``settlement/rules.py`` has the rules. Tasks that run even
+    if single messages failed (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
     ``upstream_failed`` for all; in a mapped task group it does so for itself alone.
 
-    Setups and teardowns in the body are set behind ``name`` like others, but are not work: their failure gives back
-    nothing by itself. That holds for the two tasks of a lease inside the body as well. The work of such an inner lease
+    Setups and teardowns in the body are set behind ``name`` like others, but are not work: their failure alone gives
+    back no messages. The same is true of the two tasks of a lease inside the body. The work of such an inner lease
     is work of both: the outer messages are deleted when it is done too, and all of them fail when one of its
-    tasks does. Leases whose messages have nothing to do with one another belong side by side.
+    tasks does. If the messages of two leases have nothing to do with one another, write the leases side by side.
 
     Args:
         name: The task id of the sensor, within the current task group.
-        on_failure: What becomes of a message whose work failed for good: ``release()`` (the default), ``backoff()``,
+        on_failure: How a message is settled when its work failed for good: ``release()`` (the default), ``backoff()``,
             ``expire()``, ``dead_letter()`` or a choice of these ``by_exception()``; see
             ``sqs_lease.core.failure_rules``.
-        on_lost: What happens when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"raise"``,
+        on_lost: The action when a lease is lost, lapses or nears its end: ``"warn"`` (the default), ``"raise"``,
             which fails the run as messages that cannot be settled always do, or an ``AsyncCallback``; see
             :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator`.
         ordered: Keep the order of messages within the groups of a FIFO queue (the default), or settle each message
-            for itself.
+            by itself.
         handoff_timeout: How long the messages are held for ``name_keeper`` until a worker starts it.
-        event: In a DAG that messages start: the asset that it is scheduled on. The queue and how it is reached are
-            those of the asset's :class:`~sqs_lease.airflow.triggers.watch.SqsLeaseTrigger`; where the asset is a mere
-            reference to one of another file, ``queue_url`` says which. ``name`` looks once, for 3 s and in its worker,
-            and is skipped with its work where no message is left: another run took them. ``timeout`` and ``soft_fail``
+        event: In a DAG that messages start: the asset that it is scheduled on. The queue and the connection are
+            those of the asset's :class:`~sqs_lease.airflow.triggers.watch.SqsLeaseTrigger`; if the asset only refers
+            to one of another file, ``queue_url`` gives the queue. ``name`` looks once, for 3 s and in its worker,
+            and is skipped with its work if there is no message: another run took them. ``timeout`` and ``soft_fail``
             change that.
-        keeper_arguments: Arguments of ``name_keeper`` alone, of those that every task takes.
+        keeper_arguments: Arguments for ``name_keeper`` alone, out of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`. ``queue``, ``pool``, ``executor``,
             ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments``
             has others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
@@ -232,7 +232,7 @@ def sqs_lease(
     Raises:
         ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, more
             messages may be received than Airflow can map over, or nothing says which queue ``event`` stands for.
-        TypeError: There is an argument of the amazon provider's ``SqsSensor`` that is called otherwise here, or
+        TypeError: There is an argument of the amazon provider's ``SqsSensor`` that has another name here, or
             ``event`` is not an asset.
         RuntimeError: It is used outside a DAG.
     """
@@ -300,7 +300,7 @@ def _check_names(name: object, given: Mapping[str, Any], keeper_arguments: objec
 
 
 def _refuse_unknown(name: str, given: Mapping[str, Any], error: TypeError) -> None:
-    """Say which argument is unknown, and which was perhaps meant."""
+    """Raise an error that names the unknown argument and a similar one."""
     known = [*ReceiveArguments.__annotations__, *_OF_LEASE]
     for unknown in given:
         if unknown not in known and unknown not in STOCK_OPTIONS and unknown in str(error):
@@ -310,7 +310,7 @@ def _refuse_unknown(name: str, given: Mapping[str, Any], error: TypeError) -> No
 
 
 def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The queue of an asset and how it is reached, by its watcher where that is in this file."""
+    """Return the queue of an asset and its connection, from its watcher if that is in this file."""
     if not isinstance(event, Asset):
         raise TypeError(f"event of {name!r} must be the Asset that the DAG is scheduled on, not {event!r}")
     watchers = watchers_of(event)
@@ -318,8 +318,8 @@ def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Map
         if "queue_url" in given or "queue_url" in defaults:
             return {}
         raise ValueError(
-            f"nothing says from which queue {name!r} receives: asset {event.name!r} has no watcher with an "
-            "SqsLeaseTrigger in this file. Give it one, or say queue_url= (and aws_conn_id=) here"
+            f"{name!r} has no queue to receive from: asset {event.name!r} has no watcher with an "
+            "SqsLeaseTrigger in this file. Give it one, or give queue_url= (and aws_conn_id=) here"
         )
     queue_url = given.get("queue_url")
     if queue_url is not None:
@@ -327,7 +327,7 @@ def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Map
     if len({watcher.queue_url for watcher in watchers}) != 1:
         watched = ", ".join(watcher.queue_url for watcher in watchers_of(event))
         raise ValueError(
-            f"asset {event.name!r} is watched for {watched}, so {name!r} must say by queue_url= which of them it "
+            f"asset {event.name!r} is watched for {watched}, so {name!r} needs queue_url= with the one that it "
             "receives from"
         )
     watcher = watchers[0]
@@ -341,7 +341,7 @@ def _of_watcher(name: str, event: Asset, given: Mapping[str, Any], defaults: Map
 
 
 def _is_same_queue(watched: str, given: str) -> bool:
-    """Whether a queue can be the one that is watched; what a template gives is not known."""
+    """Whether a queue can be the one that is watched; the value of a template is not known yet."""
     return not is_final(given) or queue_reference(watched).name == queue_reference(given).name
 
 
@@ -358,7 +358,7 @@ def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keep
     if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
         raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
     longest = conf.getint("core", "max_map_length", fallback=1024)
-    # A template is looked at when the sensor runs.
+    # The sensor checks a template when it runs.
     if per_message and isinstance(sensor.max_messages, int) and sensor.max_messages > longest:
         raise ValueError(
             f"{per_message[0]!r} is mapped over up to {sensor.max_messages} messages, but Airflow expands a task to "

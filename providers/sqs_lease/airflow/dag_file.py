@@ -1,4 +1,4 @@
-"""What is checked and said while a DAG file is parsed: mistakes that would otherwise show when a run has messages."""
+"""Checks and warnings while a DAG file is parsed, for mistakes that would otherwise show when a run has messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STOCK_OPTIONS: Final[Mapping[str, str]] = {
     "delete_message_on_reception": "leave it out: messages are deleted when their work succeeded",
     "region": "use region_name",
 }
-"""The options of the amazon provider's ``SqsSensor`` that are not taken here, with what to do about each."""
+"""Options of the amazon provider's ``SqsSensor`` that are refused here, each with the remedy."""
 
 SENSOR_OPTIONS: Final = (
     "max_messages",
@@ -51,10 +51,10 @@ SENSOR_OPTIONS: Final = (
     "deferrable",
     "handoff_timeout",
 )
-"""The options of ``SqsLeaseSensor`` that say how messages are received, which a watcher does not do."""
+"""Options of ``SqsLeaseSensor`` about the receive; a watcher only counts, so it does not take them."""
 
 _TEMPLATE: Final = re.compile(r"\{[{%#]")
-"""What begins an expression, a statement or a comment of Jinja."""
+"""The beginning of an expression, a statement or a comment of Jinja."""
 
 _NOT_THE_AUTHORS: Final = (
     *(f"{Path(file).parent}{os.sep}" for file in (__file__, sdk.__file__) if file),
@@ -75,16 +75,16 @@ def warn_author(text: str, category: type[Warning]) -> None:
 
 
 def is_final(value: object) -> bool:
-    """Whether an argument is what it will be when the task runs: no template, no result of a task, no DAG parameter."""
+    """Whether an argument is known already: not a template, not a result of a task, not a DAG parameter."""
     if isinstance(value, str):
         return _TEMPLATE.search(value) is None
-    # What Airflow resolves when the task runs. The class of all of these is not public.
+    # Values that Airflow resolves when the task runs have this method. Their common class is not public.
     return not hasattr(value, "iter_references")
 
 
 @contextmanager
 def named(subject: str) -> Iterator[None]:
-    """Say in the errors of a block which task or argument they are about."""
+    """Name in the errors of a block the task or argument that they are about."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -92,24 +92,24 @@ def named(subject: str) -> Iterator[None]:
         raise kind(f"{subject}: {error}") from error
 
 
-def check_type(value: object, kinds: tuple[type, ...], *, name: str, said: str) -> None:
-    """Refuse an argument of another type; what a template or a task gives is not known yet.
+def check_type(value: object, kinds: tuple[type, ...], *, name: str, expected: str) -> None:
+    """Refuse an argument of another type; the value of a template or of a task is not known yet and passes.
 
     Args:
         value: The argument.
         kinds: The types that it may have.
-        name: What the argument is called.
-        said: What it must be, for people.
+        name: The argument's name.
+        expected: A description of the expected value, for the error.
 
     Raises:
         TypeError: It has another type.
     """
     if is_final(value) and not isinstance(value, kinds):
-        raise TypeError(f"{name} must be {said}, not {value!r}")
+        raise TypeError(f"{name} must be {expected}, not {value!r}")
 
 
 def check_queue(queue_url: object) -> None:
-    """Refuse what names no queue; what a template or a task gives is not known yet.
+    """Refuse a value that cannot name a queue; the value of a template or of a task is not known yet and passes.
 
     Raises:
         ValueError: It is not a queue name, URL or ARN.
@@ -117,7 +117,7 @@ def check_queue(queue_url: object) -> None:
     if not is_final(queue_url):
         return
     try:
-        queue_reference(cast("str", queue_url))  # that is what it checks
+        queue_reference(cast("str", queue_url))  # it also refuses other types
     except ValueError as error:
         raise ValueError(f"queue_url must be the queue's URL, name or ARN: {error}") from error
 
@@ -134,7 +134,7 @@ def refuse_mapping(task: Any) -> None:
 
 
 def refuse_stock_options(task_id: object, arguments: Collection[str]) -> None:
-    """Refuse options of the amazon provider's ``SqsSensor`` that have another name here, or none.
+    """Refuse options of the amazon provider's ``SqsSensor`` that have another name here or do not exist.
 
     Raises:
         TypeError: There is one among the arguments.
@@ -160,7 +160,7 @@ def refuse_sensor_options(watcher: str, arguments: Collection[str]) -> None:
     found = [name for name in SENSOR_OPTIONS if name in arguments]
     if found:
         raise TypeError(
-            f"{watcher} counts messages and receives none, so it does not take {', '.join(found)}. Give them to the "
+            f"{watcher} only counts messages, so it does not take {', '.join(found)}. Give them to the "
             f"lease in the DAG that the messages start: sqs_lease(..., event=asset, {found[0]}=...)"
         )
 
@@ -180,14 +180,14 @@ def refuse_late_readers(receiving: Any, work_task_ids: Collection[str]) -> None:
         if is_late and any(source.task_id == receiving.task_id for source in _sources(task)):
             raise ValueError(
                 f"task {task.task_id!r} of DAG {receiving.dag_id!r} reads the messages of the lease "
-                f"{receiving.task_id!r}, but is not in its body: they may be deleted by then, or others may "
-                "have them. Move the task into the body, or give it what a task of the body returned; the keeper's "
+                f"{receiving.task_id!r}, but is not in its body: the messages may be deleted by then, or others may "
+                "have them. Move the task into the body, or give it the result of a task of the body; the keeper's "
                 "XCom lease_report has the counts"
             )
 
 
 def _sources(task: Any) -> Iterator[Any]:
-    """The tasks whose XComs a task is given."""
+    """Yield the tasks that a task gets XComs of."""
     group = task.get_closest_mapped_task_group()
     if isinstance(group, MappedTaskGroup):
         yield from group.iter_mapped_dependencies()
@@ -200,7 +200,7 @@ def _sources(task: Any) -> Iterator[Any]:
 
 
 def _authors_frame() -> FrameType:
-    """The innermost frame that is neither ours nor Airflow's: the line of the DAG file, or of a module that it uses."""
+    """Return the innermost frame outside this package and Airflow: a line of the DAG file, or of a module it uses."""
     frame = sys._getframe(1)  # noqa: SLF001 - the documented way, and warnings can skip files only from Python 3.12 on
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
         frame = frame.f_back

@@ -1,15 +1,16 @@
-"""Runs in the process of each task: when work of a lease failed for good, it tells the keeper at once, and why.
+"""A listener in the process of each task: it tells the keeper at once that work of a lease failed for good, and why.
 
-When work skipped itself, it tells that, too: Airflow's state is the same for work that a user's mark on the run skips.
+It also reports that work skipped itself, because Airflow has the same state for work that a user's mark on the run
+skips.
 
 Airflow's own record of the failure follows up to five seconds later, when the task's supervisor notices that its
-process ended; and it has no exception. This is the fast way, not the only one: whatever goes wrong here is logged, the
-task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing; its keeper
-waits for Airflow's record.
+process ended; and it does not have the exception. The listener is the fast way, not the only one: its errors are
+logged, the task is not disturbed, and the keeper sees the state in the end. A process that is killed reports nothing;
+its keeper waits for Airflow's record.
 
-What it leaves is an XCom of the task instance with the details (:class:`FailureReport`), and a fast signal: an Airflow
-variable whose key says it all: which keeper (by a hash), which of its work tasks, which map index. So one request for
-the keys with a common prefix tells a triggerer about the failures of all of its keepers. The keeper deletes it.
+A report has two parts. The details (:class:`FailureReport`) are an XCom of the task instance. The signal is an Airflow
+variable; its key alone names the keeper (by a hash), the work task and the map index. So one request for the keys with
+a common prefix tells a triggerer about the failures of all of its keepers. The keeper deletes the variable.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 10.0
-"""How long a task's end may be kept waiting by the report; Airflow repeats requests for minutes."""
+"""How long the report may delay a task's end; Airflow would repeat requests for minutes."""
 
 
 FAILURE_KEY: Final = "sqs_lease_failure"
 """The XCom key of a failed task instance's report."""
 
 SKIP_KEY: Final = "sqs_lease_skip"
-"""The XCom key by which a task instance says that it skipped itself while it ran."""
+"""The XCom key of the note that a task instance skipped itself while it ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Why a task instance failed for good; never the exception's text, which may contain anything.
+    """The reason why a task instance failed for good; never the exception's text, which may contain anything.
 
     Attributes:
         errors: The qualified names of the exception's class and those it derives from; empty without one.
@@ -56,7 +57,7 @@ class FailureReport:
 
     @classmethod
     def of(cls, error: object) -> Self:
-        """The report of what Airflow tells a listener: an exception, a text, or nothing."""
+        """Make the report from the error that Airflow gives a listener: an exception, a string, or None."""
         if not isinstance(error, BaseException):
             return cls()
         return cls(exception_names(error), named_message_ids(error))
@@ -82,18 +83,18 @@ def _texts(value: object) -> tuple[str, ...] | None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: object) -> None:
-    """Called by Airflow after each failure, also of tasks that will be tried again, and also in other processes."""
+    """Report a failure; Airflow calls this after each, also of tasks to be retried, and also in other processes."""
     _report(task_instance, "failed", FAILURE_KEY, lambda: FailureReport.of(error).encode())
 
 
 @hookimpl
 def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
-    """Called by Airflow when a task skips itself while it runs."""
+    """Report a skip; Airflow calls this when a task skips itself while it runs."""
     _report(task_instance, "skipped", SKIP_KEY, lambda: True)
 
 
 def _wanted() -> bool:
-    # Without that module the DAG of this task has no lease, and nothing more need be imported to know that.
+    # If that module was not imported, the DAG of this task has no lease. This check imports nothing more.
     return "sqs_lease.airflow.operators" in sys.modules and are_reported()
 
 
@@ -155,7 +156,7 @@ def _tell(task_instance: Any, keepers: list[SqsLeaseKeeperOperator], key: str, r
         # The report comes first: a keeper that sees the signal must find it.
         task_instance.xcom_push(key=key, value=report)
         if key != FAILURE_KEY or not (triggers_are_supported() and triggerer_deletes_variables()):
-            return  # No triggerer looks for a signal: the keeper sees the task's state, and finds the report then.
+            return  # Triggerers do not look for signals: the keeper sees the task's state, and finds the report then.
         map_index = -1 if task_instance.map_index is None else task_instance.map_index
         for keeper in keepers:
             signals = FailureSignals.to(

@@ -1,14 +1,15 @@
-"""Tells whether a message matches a filter; as a program, for the process that started it.
+"""A program that tells the process that started it whether messages match a filter.
 
-The body is a stranger's, and the expression its author's. Together they can take any time: ``=~`` runs a regular
-expression, which may need minutes on 1 MiB (SQS takes no larger body) or never end; ``..`` visits every part of the
-body; arithmetic may make a text of a gigabyte; and a function of a user's may do anything. Python's lock is held while
-a regular expression runs, or a body is parsed (0.1 to 0.3 s for 1 MiB of ``[],[],...``), so in a thread of a triggerer
-that would keep all leases from being extended, and no time-out could end it. So expressions and functions run in this
-program. The kernel ends it when an answer takes too long, also in the middle of a regular expression, and also when
-the process that waited for the answer is gone.
+A stranger wrote the body, and a user the expression. Together they can take any time. ``=~`` runs a regular
+expression, which may need minutes on 1 MiB (the largest body of SQS) or never end; ``..`` visits every part of the
+body; arithmetic may make a string of a gigabyte; and a user's function may do anything.
 
-It imports nothing of this package: so it starts in a tenth of a second instead of one or two.
+Python's lock is held while a regular expression runs, and while a body is parsed (0.1 to 0.3 s for 1 MiB of
+``[],[],...``). In a thread of a triggerer that would stop all extensions of leases, and a time-out could not end it. So
+expressions and functions run in this program. The kernel ends it when an answer takes too long, also in the middle of a
+regular expression, and when the process that waits for the answer is gone.
+
+It imports nothing of this package, so that it starts in a tenth of a second instead of one or two.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ ATTRIBUTE: Final = "attribute"
 CALLABLE: Final = "callable"
 
 MEMORY_BYTES: Final = 1 << 30
-"""Most memory for data of a process that answers; a filter that needs more fails on its message."""
+"""The largest memory for data of this program; a filter that needs more fails on its message."""
 
 Matcher: TypeAlias = Callable[[Mapping[str, Any]], bool]
-"""Tells whether a message matches: by its ``Body`` and ``MessageAttributes``, or for a function by all that it has.
+"""Test for a message: by its ``Body`` and ``MessageAttributes``, or for a function by the whole message.
 
-It may raise whatever a user's function raises.
+It may raise any exception that a user's function raises.
 """
 
 
@@ -68,7 +69,7 @@ def matcher(kind: str, match_values: str | None, expression: str | None) -> Matc
 
 
 def answer_of(matches: Matcher, message: Mapping[str, Any]) -> bool | str:
-    """Return whether a message matches, or why the filter does not say."""
+    """Return whether a message matches, or why the filter could not decide."""
     try:
         return matches(message)
     except BaseException as error:  # noqa: BLE001 - a user's function: AirflowTaskTimeout, SystemExit, any
@@ -76,7 +77,7 @@ def answer_of(matches: Matcher, message: Mapping[str, Any]) -> bool | str:
 
 
 def failed(error: BaseException) -> str:
-    """Say why a filter does not say whether a message matches: by the error's type, for its text may quote the body."""
+    """Return why a filter could not decide, by the error's type: its text may quote the body."""
     return f"message_filtering failed on it: {type(error).__name__}"
 
 

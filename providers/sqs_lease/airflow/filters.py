@@ -1,4 +1,4 @@
-"""Which of the received messages a DAG is for: by the options of the amazon provider's ``SqsSensor``, and by two more.
+"""Filters for received messages: the options of the amazon provider's ``SqsSensor``, and two more.
 
 - ``literal``: the body is one of the match values.
 - ``jsonpath``: the body is JSON, and the expression finds something in it: anything at all, or one of the match values
@@ -14,9 +14,9 @@ Bodies and attributes are compared where the messages are received. JSONPath and
 (:mod:`~sqs_lease.airflow.filter_process` says why): one for each receiving task, from its first message until none
 came for a while.
 
-A filter that raises an error, or gives no answer, leaves open whether the message matches. So the ``unmatched`` rule
-does not apply, which might delete the message: :class:`~sqs_lease.airflow.triggers.receive.Collector` settles it as
-a failed message.
+If a filter raises an error or does not answer, it is unknown whether the message matches. The ``unmatched`` rule might
+delete the message, so it does not apply: :class:`~sqs_lease.airflow.triggers.receive.Collector` settles it as a failed
+message.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ _CONFIGS: Final[Mapping[str, str]] = {
     ATTRIBUTE: "the name of a message attribute",
     CALLABLE: "the dotted path of a function",
 }
-"""What ``message_filtering_config`` is; ``literal`` has none."""
+"""The meaning of ``message_filtering_config`` for each kind; ``literal`` does not take it."""
 
 _DISCARD: Final = "discard"
 
 ANSWER_SECONDS: Final = 60.0
 """How long a filter may look at one message before that message counts as unusable.
 
-The ten messages of a receive are held meanwhile. A function that waits for ever, for a server that does not answer say,
-must not hold them for ever. ``$..name`` takes 7 s on 1 MiB of empty lists on a busy machine.
+The ten messages of a receive are held meanwhile. A function that waits for ever, for a server that does not answer for
+example, must not hold them for ever. ``$..name`` takes 7 s on 1 MiB of empty lists on a busy machine.
 """
 
 START_SECONDS: Final = 60.0
-"""How long a filter's process may take to begin: a function's module may import much."""
+"""How long a filter's process may take to start: a function's module may import much."""
 
 IDLE_SECONDS: Final = 10.0
 """How long a filter's process waits for another message before it is ended: a sensor may wait for days."""
@@ -81,7 +81,7 @@ IDLE_SECONDS: Final = 10.0
 _GRACE: Final = 1.5
 
 UnmatchedRule: TypeAlias = FailureRule | DiscardRule
-"""What becomes of messages that do not match."""
+"""The rule for messages that do not match."""
 
 _T = TypeVar("_T")
 
@@ -136,7 +136,7 @@ class MessageFilter:
         if kind == CALLABLE and not is_final(expression):
             raise ValueError(
                 f"message_filtering_config, {expression!r}, is a template: the path of a function must stand in the "
-                "DAG file, so that only who writes DAGs names what runs in the triggerer"
+                "DAG file, so that only authors of DAGs choose the code that runs in the triggerer"
             )
         if is_final(expression):
             made.matcher()
@@ -153,7 +153,7 @@ class MessageFilter:
         return filter_process.matcher(self.kind, self.match_values, self.expression)
 
     def asks_about(self, message: Message) -> dict[str, Any]:
-        """Return what the test is given of a message.
+        """Return the parts of a message that the test gets.
 
         Raises:
             TypeError: A function is to be given an attribute for which JSON has no value.
@@ -181,7 +181,7 @@ class OpenFilter:
 
     @classmethod
     async def open(cls, made_of: MessageFilter) -> Self:
-        """Open it; a function is imported now, because no other process could tell that this one cannot.
+        """Open it; a function is imported now, because only this process can tell whether it can import it.
 
         Raises:
             ValueError: The function cannot be used here.
@@ -195,7 +195,7 @@ class OpenFilter:
         """Look at the messages of one receive, for :data:`ANSWER_SECONDS` each at most.
 
         Returns:
-            For each message whether it matches, or why the filter does not say.
+            For each message whether it matches, or why the filter could not decide.
         """
         if self._matches is not None:
             return [answer_of(self._matches, self._made_of.asks_about(message)) for message in messages]
@@ -243,7 +243,7 @@ class _FilterProcess:
     """A process that answers about messages, see :func:`filter_process.serve`. All methods block.
 
     Attributes:
-        has_ended: Whether it answers no more.
+        has_ended: Whether the process has ended and gives no more answers.
 
     Args:
         made_of: The filter.
@@ -264,27 +264,27 @@ class _FilterProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
-        answer = self._said((*astuple(made_of), START_SECONDS, ANSWER_SECONDS), START_SECONDS)
+        answer = self._answer_within((*astuple(made_of), START_SECONDS, ANSWER_SECONDS), START_SECONDS)
         if answer is not True:
             self.end()
             raise ValueError(str(answer))
 
     def answer(self, asked: Mapping[str, Any]) -> bool | str:
-        """Return whether a message matches, or why this process does not say; it may have ended then."""
-        return self._said(asked, ANSWER_SECONDS)
+        """Return whether a message matches, or why there is no answer; the process may have ended then."""
+        return self._answer_within(asked, ANSWER_SECONDS)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process at once."""
         self.has_ended = True
         self._process.kill()
         self._process.wait()
         self._connection.close()
 
-    def _said(self, asked: object, seconds: float) -> bool | str:
+    def _answer_within(self, asked: object, seconds: float) -> bool | str:
         is_late = False
         try:
             self._connection.send(asked)
-            # It ends itself before: this is for a function that changed its signals.
+            # The process ends itself earlier, unless a function changed its signal handlers.
             is_late = not self._connection.poll(seconds * _GRACE)
             if not is_late:
                 said: bool | str = json.loads(self._connection.recv_bytes())
@@ -310,7 +310,7 @@ def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
 
 
 def _is_of_dag_file(function: Any) -> bool:
-    """Whether a DAG file defines a function, by whatever name the file was imported."""
+    """Whether a DAG file defines a function, under any module name of that file."""
     dag_files = {
         getattr(module, "__file__", None)
         for name, module in tuple(sys.modules.items())

@@ -1,21 +1,25 @@
 """How a batch changes hands on Airflow, by the one rule.
 
-    A batch has one holder, known by its deadline. Who stops holding it extends it once, writes it down, and forgets
-    it. Who starts holding it reads what is written, and relies only on what has not passed its deadline.
+    A batch has one holder, known by its deadline. The holder that stops extends it once, writes it down, and forgets
+    it. The holder that starts reads what is written, and relies only on leases that have not passed their deadline.
 
-Who stops holding, and what it does:
+The holders that stop, and their actions:
 
     the receiving task, as its last act          extends by ``handoff_timeout``, publishes the sealed lease, forgets
     a keeper whose triggerer stops               extends by ``handoff_timeout``, forgets
     a keeper that was cleared                    extends by ``handoff_timeout``, notes that, forgets
     a keeper whose work has begun elsewhere      forgets
-    a keeper that was marked, or whose sensor    notes that the batch has ended, releases
+    a keeper that was marked, or with a sensor   notes that the batch has ended, releases
     begins again
-    a triggerer that is killed                   nothing: what it noted last says how long the leases last
+    a triggerer that is killed                   nothing: its last note says how long the leases last
 
-Who starts holding is always the keeper's trigger (:mod:`sqs_lease.airflow.triggers.keep`), and always in the same way:
-it adopts the leases in its arguments, less what the progress note says. A first start, a restart after a crash and a
-keeper that was cleared are the same path.
+The new holder is always the keeper's trigger (:mod:`sqs_lease.airflow.triggers.keep`), and it always starts in the same
+way: it adopts the leases in its arguments, less those that the progress note calls settled. A first start, a restart
+after a crash and a keeper that was cleared are the same path.
+
+**Why so.** SQS keeps the lock: the lease itself. An owner in memory, a claim or a fence would be a second lock, which
+can disagree with the first. A lease in the database needs no process that remembers it, so a triggerer may die at any
+moment. The price of a hand-over without a new holder is bounded: the messages come back after ``handoff_timeout``.
 
 **What is written** (:class:`HandedLease`) goes through XCom. A user who may edit XComs could turn it against its
 deployment: name another file to be removed, another queue's receipts, another connection. So the plain values are
@@ -29,8 +33,8 @@ encoded:
 - a line for each thousand leases, with the batch and the place of its first lease. Of a stored batch these lines are in
   a file instead.
 
-What does not open, or was made for another task, another run or another batch, is refused. Without a Fernet key
-Airflow stores everything in plain text, and nothing of this is checked: :func:`warn_if_plain` says so.
+Values that cannot be decrypted, or that were made for another task, run or batch, are refused. Without a Fernet key
+Airflow stores everything in plain text, and none of this is checked: :func:`warn_if_plain` says so.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, encode_le
 logger = logging.getLogger(__name__)
 
 _ENOUGH_SHARE: Final = 0.5
-"""A lease that lasts for less than this share of what it was to be extended by was not extended."""
+"""A lease counts as not extended if it lasts for less than this share of the requested time."""
 
 
 async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock) -> WrittenBatch:
@@ -72,7 +76,7 @@ async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Cl
         clock: The batch's clock.
 
     Returns:
-        What its keeper adopts.
+        The batch as its keeper adopts it.
     """
     written = await batch.pass_on(seconds)
     if not written.leases:
@@ -101,15 +105,14 @@ async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Cl
 async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, messages: Sequence[Message] = ()) -> None:
     """Let a batch hold leases that were held elsewhere, see :meth:`Batch.adopt`, a slice at a time.
 
-    The event loop serves all triggers: Airflow warns when it stands still for 0.2 s, and 50 000 leases that are taken
-    over at once take several times as long. If the caller is cancelled meanwhile, the batch holds all of them all the
-    same.
+    The event loop serves all triggers. Airflow warns when it is blocked for 0.2 s, and adopting 50 000 leases at once
+    takes several times as long. If the caller is cancelled meanwhile, the batch still adopts all of them.
 
     Args:
         batch: The batch.
         leases: The leases, in times of the keeper's clock.
         rounds: Shares the rounds of the event loop among slices of work.
-        messages: The messages of the leases, in their order, where their contents are known.
+        messages: The messages of the leases, in their order; empty if their contents are not known.
 
     Raises:
         KeeperClosedError: The keeper was closed, or the batch dropped: no lease would be extended.
@@ -129,14 +132,15 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, mes
 async def note_end(receiving: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
     """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins later.
 
-    That try has the receipt handles still, and by what was written before they would seem to hold: it would extend and
-    settle the leases of other consumers. What is held now counts as lost to it.
+    That try still has the receipt handles, and the older note says that the leases hold: it would extend and settle
+    the leases of other consumers. So all leases that are held now count as lost for it.
 
     Args:
-        receiving: The task that received; what the keeper's own task wrote is deleted when it begins again.
+        receiving: The task that received: the note is its XCom, because Airflow deletes the XComs of the keeper's task
+            when that begins again.
         batch_id: The batch.
-        messages: How many it has.
-        progress: What was settled before.
+        messages: How many messages it has.
+        progress: The settlements so far.
     """
     settled = {**dict.fromkeys(range(messages), Outcome.LOST), **progress.settled}
     note = replace(progress, settled=settled, certain_until=None, batch_id=batch_id)
@@ -177,7 +181,7 @@ class HandedLease:
         messages: How many leases there are.
         manifest_uri: Where the messages are stored; None where they are in XCom.
         leases_uri: Where the leases are stored; None where they are in XCom.
-        trace: What the span of the lease needs, see :func:`~sqs_lease.keeper.telemetry.trace_of`.
+        trace: Values for the span of the lease, see :func:`~sqs_lease.keeper.telemetry.trace_of`.
     """
 
     queue_url: str
@@ -191,7 +195,7 @@ class HandedLease:
 
     @property
     def batch_id(self) -> str:
-        """What names the batch within a deployment."""
+        """The name of the batch within a deployment."""
         return self.written.batch_id
 
     @property
@@ -239,15 +243,15 @@ class HandedLease:
 
     @classmethod
     def decode_head(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
-        """The same without the leases."""
+        """Build it without the leases; arguments and errors are those of :meth:`decode`."""
         sealed = plain.get("sealed")
         if not isinstance(sealed, str) or not sealed:
             raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
         head = _decoded_head(_opened(sealed.partition("\n")[0], receiving), receiving)
         if head.made_for != [receiving.dag_id, receiving.run_id, receiving.task_id]:
             raise PayloadError(
-                f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so nothing "
-                f"of it is used: {_AGAIN}"
+                f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so it is "
+                f"not used: {_AGAIN}"
             )
         return cls(
             head.queue_url,
@@ -261,7 +265,7 @@ class HandedLease:
         )
 
     def with_leases(self, sealed: str, receiving: RunOfTask) -> HandedLease:
-        """Add what :func:`seal_leases` returned.
+        """Add the leases, as :func:`seal_leases` returned them.
 
         Raises:
             OtherKeyError: It cannot be decrypted.
@@ -275,7 +279,7 @@ class HandedLease:
             leases += some
         if not is_ours or len(leases) != self.messages:
             raise PayloadError(
-                f"the leases of {receiving} are not those of the batch that it received, so none is used: {_AGAIN}"
+                f"the leases of {receiving} are not those of the batch that it received, so they are not used: {_AGAIN}"
             )
         return replace(self, written=replace(self.written, leases=tuple(leases)))
 
@@ -326,7 +330,7 @@ def _opened(line: str, receiving: RunOfTask) -> str:
     try:
         return unseal(line)
     except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies
-        # Not the error itself: without a key what is decoded are receipt handles.
+        # Not the error itself: without a key its text would quote receipt handles.
         raise OtherKeyError(
             f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
             "than this one, or without one, or a user changed them. Set the same [core] fernet_key "
@@ -342,7 +346,7 @@ def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
 
 
 def _decoded_leases(text: str, receiving: RunOfTask) -> tuple[str, int, list[Lease]]:
-    """The batch of a line, the place of its first lease, and its leases."""
+    """Decode a line: its batch, the place of its first lease, and its leases."""
     try:
         batch_id, place, rows = _LINE.decode(text)
         return batch_id, place, decode_leases(bytes(rows).decode())

@@ -1,12 +1,12 @@
-"""For work tasks: which messages of a lease are still held, so that work which comes too late can stop.
+"""A guard for work tasks: it stops work that comes too late, when the messages of a lease are no longer held.
 
 The keeper ends when all of its messages are settled. A work task that is cleared after that runs again, but its
-messages are deleted by then, or visible and perhaps another consumer's, and no keeper settles what it does. Work that
-must not be done twice begins with::
+messages are deleted by then, or visible and perhaps received by another consumer, and a keeper no longer settles them.
+Work that must not be done twice begins with::
 
     require_held("orders", message["MessageId"])
 
-To work on messages again, clear the sensor with its downstream tasks: it receives what is visible then.
+To work on messages again, clear the sensor with its downstream tasks: it receives the messages that are visible then.
 
 Both functions ask Airflow twice, which takes about a tenth of a second. The answer is as fresh as the keeper's last
 note of it, which it leaves before it settles anything; a lease that was lost is noted within about two seconds.
@@ -92,24 +92,24 @@ def _ids(message_ids: object) -> set[str]:
 
 
 def any_held(task_instance: Any, keeper: SqsLeaseKeeperOperator, messages: int) -> bool:
-    """Whether a keeper still holds any of its messages; without reading them.
+    """Whether a keeper still holds any of its messages; the messages are not read.
 
     Args:
-        task_instance: Of a task of the same run.
+        task_instance: The task instance of any task of the same run.
         keeper: The keeper.
-        messages: How many there are.
+        messages: How many messages the batch has.
     """
     settled = _settled(task_instance, keeper)
     return settled is not None and len(settled) < messages
 
 
 def keeper_of_work(dag: Any, task_id: str, messages: XComArg) -> SqsLeaseKeeperOperator | None:
-    """The keeper of the messages that a task works on; None if the task's messages come from no lease.
+    """Find the keeper of the messages that a task works on; None if the messages do not come from a lease.
 
     Args:
         dag: The DAG.
         task_id: The task.
-        messages: What the task was given.
+        messages: The value that the task was given.
     """
     sources = {operator.task_id for operator, _ in XComArg.iter_xcom_references(messages)}
     keepers = [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]
@@ -118,7 +118,7 @@ def keeper_of_work(dag: Any, task_id: str, messages: XComArg) -> SqsLeaseKeeperO
 
 
 def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int, Any] | None:
-    """What a keeper noted as settled, by position; None once it ended."""
+    """Read the settlements that a keeper noted, by position; None once it ended."""
     place = {"dag_id": task_instance.dag_id, "run_ids": [task_instance.run_id], "task_ids": [keeper.task_id]}
     states = task_instance.get_task_states(**place).get(task_instance.run_id, {})
     if states.get(keeper.task_id, "removed") in ENDED:

@@ -12,14 +12,14 @@ from sqs_lease.sqs.console import console_link
 class SqsQueueLink(BaseOperatorLink):
     """The button *SQS queue* of a task.
 
-    A queue that was given by its name or ARN is known by its URL only once it was asked for, so the triggers publish
-    the link under :attr:`xcom_key` as well.
+    The URL of a queue that was given by name or ARN is known only after a request to SQS, so the triggers publish the
+    link under :attr:`xcom_key` as well.
     """
 
     name = "SQS queue"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the link, or nothing if the queue's URL is not known or is not one of AWS."""
+        """Return the link; empty if the queue's URL is not known or is not one of AWS."""
         return console_link(getattr(operator, "queue_url", None) or "")
 
 

@@ -62,7 +62,7 @@ def _task_ids(work_task_ids: object) -> list[str]:
 
 
 def _encoded(on_failure: object) -> dict[str, Any]:
-    """The rule for failed messages as plain values."""
+    """Return the rule for failed messages as plain values."""
     if on_failure is None:
         return encode_failure_rule(release())
     if isinstance(on_failure, FailureRule):
@@ -85,33 +85,32 @@ class SqsLeaseKeeperOperator(BaseOperator):
         keep = SqsLeaseKeeperOperator(task_id="keep", receive_task_id="receive", work_task_ids=["load"])
         keep.as_teardown(setups=receive)
 
-    Each message is deleted when the work tasks that concern it succeeded and settled by ``on_failure`` when one
-    of them failed for good; the rules are in ``sqs_lease/airflow/settlement/rules.py``. The task ends with the XCom
+    Each message is deleted when the work tasks that concern it succeeded, and settled by ``on_failure`` when one of
+    them failed for good; the rules are in ``sqs_lease/airflow/settlement/rules.py``. The task ends with the XCom
     ``lease_report``: counts by outcome and, for up to 100 messages, their ids. It succeeds when everything was settled,
-    whether deleted or given back. When SQS refuses to settle messages, it fails and the run with it, with the queue,
-    the counts and the remedy in the error, and without a retry: there is nothing left to keep. Leases that were lost
+    whether deleted or given back. When SQS refuses to settle messages, this task and the run fail. The error has the
+    queue, the counts and the remedy. There is no retry, because there is nothing left to keep. Leases that were lost
     are in its log and in its report, and do not fail it unless ``on_lost`` says so.
 
     Args:
         receive_task_id: The sensor's task id.
         work_task_ids: The tasks that work on the messages.
-        on_failure: What becomes of a message whose work failed for good; visible again at once by default.
-        on_lost: What happens when a lease is *lost* (another consumer has the message, or it was deleted), when it
+        on_failure: How a message is settled when its work failed for good; visible again at once by default.
+        on_lost: The action when a lease is *lost* (another consumer has the message, or it was deleted), when it
             *lapsed* (it ended before an extension was confirmed, so others may have received the message) or is
             *ending* (``max_lease``, or the service's 12 hours, forbid another extension). Each is logged, and then:
 
             - ``"warn"``, the default: nothing more.
-            - ``"raise"``: this task fails after everything else was settled, and the run with it, if a lease was lost
-              or has lapsed, without a retry. A lease that is ending fails it only if it lapses before its work is
-              done.
+            - ``"raise"``: if a lease was lost or has lapsed, this task and the run fail after everything else was
+              settled, without a retry. A lease that is ending fails them only if it lapses before its work is done.
             - an ``AsyncCallback`` of ``airflow.sdk``: it is called in the triggerer at once, see
               ``sqs_lease/airflow/settlement/lost_leases.py``.
         ordered: On a FIFO queue, keep the order within message groups: a message is not deleted while an earlier
-            one of its group is still worked on, and is given back, although its work succeeded, when an earlier one
-            is given back. False settles each message for itself.
-        handoff_timeout: How long the messages stay invisible for this task when it was cleared and starts again, and
-            for another triggerer when the one that has them stops; 5 minutes by default.
-        priority_weight: As for any task, but 1000 by default and counted as it stands.
+            one of its group is still worked on. It is given back, although its work succeeded, when an earlier one
+            is given back. False settles each message by itself.
+        handoff_timeout: How long the messages stay invisible until the next holder takes over: this task's next try
+            after it was cleared, or another triggerer after this one stopped. 5 minutes by default.
+        priority_weight: As for any task, but 1000 by default and absolute.
         weight_rule: As for any task.
     """
 
@@ -141,7 +140,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
             self.work_task_ids = _task_ids(work_task_ids)
             self.on_failure = _encoded(on_failure)
             self.on_lost = encode_on_lost(on_lost)
-            check_type(ordered, (bool,), name="ordered", said="True or False")
+            check_type(ordered, (bool,), name="ordered", expected="True or False")
             self.ordered = ordered
             self.handoff_timeout_seconds = handoff_seconds(handoff_timeout)
 
@@ -190,7 +189,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
         )
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
-        """Fail, as the trigger says. A task that succeeds gets here only where listeners are to hear of it.
+        """Fail with the trigger's error. Without an error, the task ends here only so that listeners are called.
 
         Raises:
             AirflowFailException: Something failed. No retry follows, because there is nothing left to keep.
@@ -207,5 +206,5 @@ class SqsLeaseKeeperOperator(BaseOperator):
         raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}")
 
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
-        """Make it a teardown, as any operator; but its failure fails the run unless it is told otherwise."""
+        """Make it a teardown, like any operator, but one whose failure fails the run by default."""
         return super().as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)

@@ -1,15 +1,15 @@
 """The messages of a batch between tasks: through XCom or, when there are many, in files at a path of the user.
 
-Files hold the messages and the sealed leases, and Airflow is given references only. For a batch ``b`` of
+Files hold the messages and the sealed leases, and Airflow gets references only. For a batch ``b`` of
 ``payload="s3://aws_default@bucket/leases"`` the files are
 
 - ``s3://aws_default@bucket/leases/b.parquet``: the messages, a manifest (``sqs_lease/batch_files/manifest.py``);
 - ``s3://aws_default@bucket/leases/b.leases``: the leases, encrypted with Airflow's Fernet key.
 
-They are written before anything refers to them, and removed by the keeper once everything was settled. The
-path is a directory that all workers and triggerers reach: a local one only where all of them share a file system.
+They are written before anything refers to them, and the keeper removes them after everything was settled. The
+path is a directory that all workers and triggerers reach: a local one only if all of them share a file system.
 
-All of it goes through Airflow's ``ObjectStoragePath``, which blocks; so it runs in threads.
+All access goes through Airflow's ``ObjectStoragePath``, which blocks, so it runs in threads.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ STORAGE_SECONDS: Final = 120.0
 """How long writing or reading a batch's files may take; 10 000 messages of 10 kB on an object store take seconds."""
 
 _FILES: Final = DaemonThreads(16, "sqs-lease files")
-"""A file system that hangs takes all of these threads, and no others."""
+"""Threads for files only: a file system that hangs must not block other work."""
 
 READ_TRIES: Final = 4
 READ_PAUSE_SECONDS: Final = 3.0
-"""Leases that cannot be read are not extended, so a store that is away for a moment is asked again soon."""
+"""Pause before leases are read again: they are not extended meanwhile, so the pause is short."""
 
 INLINE_BYTES: Final = 16 * 1024 * 1024
 """The size of a batch that goes through XCom without files, in bytes of bodies and message attributes.
 
-A triggerer's event loop stands still while a value is serialised and sent: so long for 200 MB that leases are extended
-late. What stops at this size is the receiving; what is on its way then still belongs to the batch.
+A triggerer's event loop is blocked while a value is serialised and sent: so long for 200 MB that leases are extended
+late. At this size the sensor stops receiving; messages that are on their way then still belong to the batch.
 """
 
 MANIFESTS: Final = "sqs_lease_manifests"
-"""The key by which a return value that refers to manifests is known."""
+"""The key that marks a return value as a reference to manifests."""
 
 MANIFEST_EXTRAS: Final = "airflow,manifest"
 """The package's extras that manifests need in Airflow."""
 
 BatchValue: TypeAlias = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""What the receiving task returns: the messages, or ``{"sqs_lease_manifests": [uri, ...], "messages": number}``."""
+"""The receiving task's return value: the messages, or ``{"sqs_lease_manifests": [uri, ...], "messages": number}``."""
 
 _T = TypeVar("_T")
 
 
 def check_payload(payload: object, task_id: str) -> None:
-    """Check the ``payload`` of a sensor while the DAG is parsed; what is templated is checked when it is known.
+    """Check the ``payload`` of a sensor while the DAG is parsed; a template is checked when its value is known.
 
     Raises:
         TypeError: It is not a string.
         ValueError: It is neither a URI nor an absolute path.
-        ModuleNotFoundError: What manifests are written with is not installed.
+        ModuleNotFoundError: A package that writes manifests is not installed.
     """
     if is_final(payload):
         if not isinstance(payload, str):
@@ -84,11 +84,11 @@ def check_payload(payload: object, task_id: str) -> None:
 
 
 def default_payload() -> str | None:
-    """Where this installation stores batches that are too large for XComs; None if it does not say.
+    """Return where this installation stores batches that are too large for XComs; None if unset.
 
     Raises:
         ValueError: It is neither a URI nor an absolute path.
-        ModuleNotFoundError: What manifests are written with is not installed.
+        ModuleNotFoundError: A package that writes manifests is not installed.
     """
     location = conf.get(CONFIG_SECTION, PAYLOAD_OPTION, fallback=None) or None
     if location is not None:
@@ -97,20 +97,20 @@ def default_payload() -> str | None:
 
 
 def published_bytes(message: Message) -> int:
-    """How many bytes a message adds to a batch that goes through XCom: its body and its own attributes."""
+    """Return how many bytes a message adds to a batch that goes through XCom: its body and its own attributes."""
     body = message.body
     size = len(body) if body.isascii() else len(body.encode(errors="replace"))
     return size + (len(json.dumps(plain_attributes(message.message_attributes))) if message.message_attributes else 0)
 
 
 def why_unpublishable(message: Message, *, stored: bool) -> str | None:
-    """Say why Airflow cannot take a message, without quoting it; None if it can.
+    """Return why Airflow cannot take a message, without quoting it; None if it can.
 
     One such message would otherwise fail the whole batch, now and each time it is received again.
 
     Args:
         message: The message.
-        stored: Whether the batch is stored in files (``payload``): they take what XComs do not.
+        stored: Whether the batch is stored in files (``payload``): files take messages that XComs do not.
     """
     try:
         attributes = plain_attributes(message.message_attributes)
@@ -152,13 +152,13 @@ async def publishable(
     """Store a batch, if it is to be stored.
 
     Args:
-        payload: Where to store it; None for neither file nor reference.
+        payload: Where to store it; None publishes the messages themselves.
         handed: The leases.
         messages: The messages, in the order of the leases.
         receiving: The task that received it.
 
     Returns:
-        The leases, with where they are stored; the same as plain values; and what stands for the messages.
+        The leases with their place in the store, the same as plain values, and the return value of the task.
 
     Raises:
         PayloadError: They cannot be stored.
@@ -178,12 +178,12 @@ def write_batch(payload: str, handed: HandedLease, messages: Sequence[Message]) 
         messages: The messages, in the order of the leases.
 
     Returns:
-        The same, with where they are stored.
+        The same leases, with their place in the store.
 
     Raises:
-        PayloadError: They cannot be written; what was written of them is removed.
+        PayloadError: The files cannot be written; a part that was written is removed.
     """
-    # Only with payload: without it nothing of this needs pyarrow.
+    # Imported here, because only payload= needs pyarrow.
     from sqs_lease.batch_files.manifest import write_manifest
 
     stem = f"{payload.rstrip('/')}/{handed.batch_id}"
@@ -201,14 +201,14 @@ def write_batch(payload: str, handed: HandedLease, messages: Sequence[Message]) 
         remove_batch(stored)
         raise PayloadError(
             f"{len(messages)} messages of {handed.queue_url} cannot be stored at payload={payload!r} "
-            f"({_told(error)}). Check that the path exists, that its connection may write there and that what Airflow "
-            "needs for it is installed (apache-airflow-providers-amazon[s3fs] for s3://), or leave payload out"
+            f"({_error_text(error)}). Check that the path exists, that its connection may write there and that the "
+            "packages for it are installed (apache-airflow-providers-amazon[s3fs] for s3://), or leave payload out"
         ) from error
     return stored
 
 
 def remove_batch(handed: HandedLease) -> None:
-    """Remove the files of a batch, where it has any; what cannot be removed is logged. It blocks."""
+    """Remove the files of a batch, if it has any; a file that cannot be removed is logged. It blocks."""
     for uri in (handed.manifest_uri, handed.leases_uri):
         if uri is not None:
             _remove(uri)
@@ -218,7 +218,7 @@ def _remove(uri: str) -> None:
     try:
         _path(uri).unlink(missing_ok=True)
     except Exception as error:  # noqa: BLE001 - each store has its own errors, and nothing depends on the file now
-        logger.warning("%s cannot be removed (%s); nothing needs it now", uri, _told(error))
+        logger.warning("%s cannot be removed (%s); nothing needs it now", uri, _error_text(error))
 
 
 def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
     It blocks while it reads.
 
     Args:
-        messages: What the work task was given: the value of the lease.
+        messages: The value of the lease, as the work task got it.
 
     Returns:
         A mapping for each message with ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``, in the
@@ -242,7 +242,7 @@ def read_messages(messages: BatchValue) -> list[dict[str, Any]]:
 
     Raises:
         PayloadError: A manifest cannot be read, or is gone because all of its messages were settled.
-        TypeError: ``messages`` is not what a lease gives.
+        TypeError: ``messages`` is not the value of a lease.
     """
     if isinstance(messages, Mapping):
         return [message.as_dict() for message in _stored_messages(messages)]
@@ -268,12 +268,12 @@ def _stored_messages(reference: Mapping[str, Any]) -> Iterator[Message]:
             raise PayloadError(str(error)) from error
         except Exception as error:
             raise PayloadError(
-                f"{uri} cannot be read ({_told(error)}): check its connection and permissions"
+                f"{uri} cannot be read ({_error_text(error)}): check its connection and permissions"
             ) from error
 
 
 def messages_of(published: BatchValue | None) -> list[Message]:
-    """Build the messages from what the receiving task published, None for nothing. It blocks.
+    """Build the messages from the receiving task's return value; None gives no messages. It blocks.
 
     Raises:
         PayloadError: A manifest cannot be read.
@@ -282,7 +282,7 @@ def messages_of(published: BatchValue | None) -> list[Message]:
 
 
 def read_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
-    """Build a lease from its plain values, reading what was stored elsewhere. It blocks.
+    """Build a lease from its plain values, and read it from the store if it is there. It blocks.
 
     Args:
         plain: The plain values.
@@ -307,13 +307,13 @@ def read_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
     except Exception as error:
         raise PayloadError(
             f"the leases of {handed.messages} messages of {handed.queue_url} cannot be read from {uri} "
-            f"({_told(error)}): check that triggerers reach that path. Until then they are not extended"
+            f"({_error_text(error)}): check that triggerers reach that path. Until then they are not extended"
         ) from error
     return handed.with_leases(sealed, receiving)
 
 
 async def remove_files(handed: HandedLease) -> None:
-    """Remove the files of a batch, in a thread, where it has any; what cannot be removed is logged."""
+    """Remove the files of a batch, if it has any, in a thread; a file that cannot be removed is logged."""
     if handed.manifest_uri is not None:
         try:
             await in_thread(remove_batch, handed)
@@ -322,10 +322,10 @@ async def remove_files(handed: HandedLease) -> None:
 
 
 async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
-    """Do one of the above in a thread.
+    """Call one of the functions above in a thread.
 
     Raises:
-        PayloadError: It did, or it took too long.
+        PayloadError: The function raised it, or took too long.
     """
     try:
         async with asyncio.timeout(STORAGE_SECONDS):
@@ -335,7 +335,7 @@ async def in_thread(call: Callable[..., _T], *arguments: Any) -> _T:
 
 
 async def load_lease(plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
-    """Build a lease from its plain values, in a thread, because that may take reading, and again if that fails.
+    """Build a lease from its plain values, in a thread, because it may read files; try again while that fails.
 
     Raises:
         OtherKeyError: The leases cannot be decrypted.
@@ -356,7 +356,7 @@ def _path(uri: str) -> Any:
     return ObjectStoragePath(uri)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -367,13 +367,13 @@ async def find_refused(messages: Sequence[Message], put: Callable[[BatchValue], 
 
     Args:
         messages: All of them.
-        put: Publishes other messages in place of all. What it published last stands for nothing.
+        put: Publishes other messages in place of all. The value of its last call has no meaning.
 
     Returns:
-        Their ids; none where Airflow takes each of them.
+        Their ids; empty if Airflow takes each of them.
 
     Raises:
-        CommsError: Airflow takes nothing at all, or gave no answer.
+        CommsError: Airflow takes no message at all, or gave no answer.
     """
 
     async def search(some: Sequence[Message]) -> list[str]:
@@ -393,18 +393,18 @@ async def find_refused(messages: Sequence[Message], put: Callable[[BatchValue], 
 
 
 class PublishedMessages:
-    """The messages of one batch, read when the first is asked for and kept from then on.
+    """The messages of one batch, read when the first one is needed and kept from then on.
 
     Args:
         task: The receiving task in the run.
-        manifest_uri: Where they are stored, as the sealed lease says; None where they are in XCom.
+        manifest_uri: Where they are stored, as the sealed lease says; None if they are in XCom.
     """
 
     def __init__(self, task: RunOfTask, manifest_uri: str | None = None) -> None:
         self._task = task
         self._manifest_uri = manifest_uri
         self._messages: dict[str, Message] | None = None
-        # Many messages that failed together are asked for together; a large batch is a large file.
+        # Many messages that failed together are needed together; the file, which may be large, is read once.
         self._reading = asyncio.Lock()
 
     async def __call__(self, message_ids: Sequence[str]) -> Mapping[str, Message]:
@@ -424,5 +424,5 @@ class PublishedMessages:
         if self._manifest_uri is not None:
             return {MANIFESTS: [self._manifest_uri]}
         published = await pull(self._task, RETURN_VALUE_KEY)
-        # A file that only the XCom names is none of the batch's.
+        # The seal does not cover a file that only the XCom names, so it is not read.
         return None if isinstance(published, Mapping) else published

@@ -1,7 +1,7 @@
 """The Airflow plugin of this package, found by the entry point ``airflow.plugins`` in every process of Airflow.
 
 The base install may be beside an older Airflow, where only ``lease`` within a task works. Its processes load the entry
-point, too, and get a plugin with nothing in it: one that cannot be imported would be an error in each of their logs.
+point, too, and get an empty plugin: one that cannot be imported would put an error into each of their logs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if is_supported():
     from sqs_lease.airflow.page.site import NAVIGATION_VIEW, RUN_VIEW, URL_PREFIX, LeasesSite
 
     class SqsLeasePlugin(AirflowPlugin):
-        """Registers the listener that reports failed work to its keeper, and the page *SQS leases*."""
+        """The listener that reports failed work to its keeper, and the page *SQS leases*."""
 
-        # As Airflow declares them.
+        # Lists, because Airflow declares them so.
         name = "sqs_lease"
         listeners = [failures]  # noqa: RUF012
         fastapi_apps = [{"app": LeasesSite(), "url_prefix": URL_PREFIX, "name": "SQS leases"}]  # noqa: RUF012
@@ -27,6 +27,6 @@ else:
     from airflow.plugins_manager import AirflowPlugin as OlderAirflowPlugin
 
     class SqsLeasePlugin(OlderAirflowPlugin):  # type: ignore[no-redef]
-        """Registers nothing."""
+        """An empty plugin."""
 
         name = "sqs_lease"

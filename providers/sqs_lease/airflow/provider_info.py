@@ -1,6 +1,6 @@
-"""What Airflow shows of this package among its providers (``airflow providers list``), and its options.
+"""The provider metadata: the package's entry in ``airflow providers list``, and its options.
 
-Airflow imports this while it reads its configuration, so it imports nothing of Airflow.
+Airflow imports this module while it reads its configuration, so it imports nothing of Airflow.
 
 The plugin is not among the metadata. Airflow loads the metadata's plugins only where ``[core] lazy_discover_providers``
 is switched off, which is not the default. The entry point ``airflow.plugins`` loads it everywhere. With both, Airflow
@@ -42,11 +42,11 @@ def get_provider_info() -> dict[str, Any]:
                 "options": {
                     REPORT_FAILURES_OPTION: {
                         "description": (
-                            "Whether a task process whose work on messages failed for good tells the keeper of the "
-                            "messages at once, and by which exception. Without it, failed messages are visible again "
-                            "after up to six seconds instead of one, rules by exception and MessageFailed have no "
-                            "effect, and work that was not begun when its run was marked counts as skipped by the "
-                            "DAG: nothing but the tasks' states counts. Workers and triggerers need the same value."
+                            "Whether a task process reports to the keeper at once that its work on messages failed for "
+                            "good, and by which exception. Without the report, the keeper knows only the tasks' "
+                            "states: failed messages are visible again after up to six seconds instead of one, rules "
+                            "by exception and MessageFailed have no effect, and work that had not begun when its run "
+                            "was marked counts as skipped by the DAG. Workers and triggerers need the same value."
                         ),
                         "version_added": None,
                         "type": "boolean",
@@ -56,8 +56,8 @@ def get_provider_info() -> dict[str, Any]:
                     PAYLOAD_OPTION: {
                         "description": (
                             "Where batches are stored that are too large for XCom: more than 2 000 messages or 16 MiB. "
-                            "A URI or an absolute path that workers and triggerers share; payload= of a sensor goes "
-                            "before it. Without it such batches are refused, or end at that size."
+                            "A URI or an absolute path that workers and triggerers share; payload= of a sensor "
+                            "overrides it. If unset, such batches are refused, or end at that size."
                         ),
                         "version_added": None,
                         "type": "string",

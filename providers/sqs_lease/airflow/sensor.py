@@ -1,8 +1,8 @@
-"""The task that receives a batch: what is there already by itself, and what comes later by its trigger.
+"""The task that receives a batch: messages that are there already by itself, and later ones by its trigger.
 
-It looks once in its own process. Where messages are there, that saves the way to a triggerer, several seconds. Where
-none are, it defers, and the trigger waits for messages and hands them on. With ``deferrable=False``, and in
-``dag.test()``, its own process waits instead.
+It looks once in its own process. If messages are there, that saves the way to a triggerer, several seconds. If not, it
+defers, and the trigger waits for messages and hands them on. With ``deferrable=False``, and in ``dag.test()``, its own
+process waits instead.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGE
 from sqs_lease.sqs.errors import AccessDeniedError, CredentialsError, SqsError
 
 TRIGGERER_MARGIN: Final = timedelta(minutes=1)
-"""The trigger ends the wait itself; Airflow does so this much later, in case no triggerer runs."""
+"""The trigger ends the wait itself. Airflow's own time-out is this much later, for the case that no triggerer runs."""
 
 LOOK_SECONDS: Final = 20.0
 """How long a sensor that does not defer waits for a message before it sleeps for ``poke_interval``."""
@@ -84,7 +84,10 @@ FIRST_LOOK_SECONDS: Final = 1.0
 """How long a sensor looks for messages before it defers: the shortest receive for which SQS asks all of its servers."""
 
 LONGEST_LINGER_SECONDS: Final = 10.0
-"""A sensor that lingers for longer defers at once: it would keep a worker for that time, to save a few seconds."""
+"""Longest ``linger`` of a sensor that looks in its worker first.
+
+A longer one would occupy the worker for that time, to save a few seconds; the sensor then defers at once.
+"""
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -93,7 +96,7 @@ PAYLOAD_IS_NOT_MAPPED: Final = (
     "with payload= the messages are in a file, and Airflow expands a task over values in XCom only. Read them in one "
     "task with read_messages() (and return {'batchItemFailures': ...} for single failures), or leave payload out"
 )
-"""Why, and what to do instead."""
+"""The reason why tasks cannot be mapped over a stored batch, and the remedy."""
 
 _NOT_BEGUN: Final = frozenset({None, "restarting", "up_for_retry", "upstream_failed", "skipped", "removed"})
 """States of tasks that read the messages of a sensor only after it has succeeded, or never."""
@@ -116,20 +119,20 @@ class SqsLeaseSensor(BaseSensorOperator):
     :class:`~sqs_lease.airflow.operators.SqsLeaseKeeperOperator` that must be its teardown.
     :func:`~sqs_lease.airflow.context.sqs_lease` makes both.
 
-    Like the sensors of Airflow it waits for ``timeout``, then it fails without being retried, or is skipped (and with
-    it the work) when ``soft_fail`` is set. What no retry can mend (no such queue, no permission, another region) fails
-    it at once, with the remedy in the error, and so does every other error: ``soft_fail`` skips for the time-out only.
+    Like the sensors of Airflow it waits for ``timeout``. Then it fails without a retry, or is skipped together with the
+    work when ``soft_fail`` is set. Every error fails it at once: ``soft_fail`` skips for the time-out only. An error
+    that a retry cannot mend (no such queue, no permission, another region) names the remedy, and is not retried.
 
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
         max_messages: Most messages in the batch, 10 by default; at most 2 000 without ``payload``, and 120 000 with it
             (templated). Without it a batch also ends at about 16 MiB.
-        linger: How long to wait for more messages after the first; 1 s by default, 0 takes what the first
-            receive gave. What was received is held meanwhile.
+        linger: How long to wait for more messages after the first; 1 s by default, 0 takes only the messages of the
+            first receive. Received messages are held meanwhile.
         policy: How leases are extended: a policy of ``sqs_lease.core.policies`` or its name; ``Growing`` by default.
         visibility: The policy's visibility timeout as a shortcut: seconds or a ``timedelta``. None takes the queue's
-            own, or what a lease needs to survive the death of its triggerer if that is longer: 450 s at Airflow's
-            default settings (``triggers/receive.py``). One that is too short for that gives a warning.
+            own, or the time that a lease needs to survive the death of its triggerer if that is longer: 450 s at
+            Airflow's default settings (``triggers/receive.py``). A shorter one gives a warning.
         payload: For large batches: a directory, as a URI (``s3://connection@bucket/prefix``) or an absolute path
             that all workers and triggerers share (templated). Messages and leases are stored there, and XComs
             carry references only; work tasks read the messages with
@@ -142,7 +145,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             the message attribute must have; None, with one of these, for any value.
         message_filtering_config: The JSONPath expression, the attribute's name, or the dotted path of the function
             (templated).
-        unmatched: What becomes of messages that do not match: ``expire()``, the default, leaves them alone until
+        unmatched: The rule for messages that do not match: ``expire()``, the default, leaves them alone until
             their visibility timeout ends; ``release(delay)``, ``backoff()``, ``dead_letter()``, or ``discard()``,
             which deletes them.
         deferrable: True, the default, looks once in the worker, for a second, and then waits in the triggerer. False
@@ -221,7 +224,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         with named(repr(self.task_id)):
             lease = LeaseOptions.of(linger=linger, policy=policy, visibility=visibility)
             self.handoff_timeout_seconds = handoff_seconds(handoff_timeout)
-            check_type(deferrable, (bool,), name="deferrable", said="True or False")
+            check_type(deferrable, (bool,), name="deferrable", expected="True or False")
             if "://" in self.queue or self.queue.startswith("arn:"):
                 raise ValueError(
                     f"queue is Airflow's name for a queue of workers, not for {self.queue!r}: say queue_url="
@@ -238,7 +241,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         self.message_filtering_config = message_filtering_config
         if unmatched is not None and message_filtering is None:
             raise ValueError(
-                f"unmatched of {self.task_id!r} says what becomes of messages that message_filtering keeps out"
+                f"unmatched of {self.task_id!r} needs message_filtering: it is the rule for messages that do not match"
             )
         with named(repr(self.task_id)):
             self.unmatched = None if unmatched is None else encode_unmatched(check_unmatched(unmatched))
@@ -259,7 +262,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
-        """Receive what is there, or let the trigger wait for messages, which then ends the task.
+        """Receive messages that are there, or let the trigger wait for them and end the task.
 
         Returns:
             The messages, or a reference to them, where this process received them itself.
@@ -321,7 +324,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return found or False
 
     def _look_first(self, context: Context, options: ReceiveOptions) -> PokeReturnValue | None:
-        """Look before this task defers; None if nothing is there, or if the trigger should find out why."""
+        """Look before this task defers; None if there are no messages, or an error that the trigger should meet."""
         if self.linger_seconds > LONGEST_LINGER_SECONDS:
             return None
         try:
@@ -329,7 +332,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         except _ReceiveError as error:
             if not error.is_for_trigger:
                 raise
-            self.log.warning("Leaving it to the trigger to receive: %s", error)
+            self.log.warning("The trigger will receive instead: %s", error)
             return None
 
     def _look(self, context: Context, options: ReceiveOptions, wait_seconds: float) -> PokeReturnValue | None:
@@ -351,10 +354,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=True, xcom_value=messages)
 
     def _publish(self, task_instance: Any, holding: WorkerLease) -> BatchValue:
-        """Publish the batch, without the messages that Airflow refuses by themselves; return what stands for them.
+        """Publish the batch, without messages that Airflow refuses; return the task's return value.
 
-        Airflow publishes the messages once more when this task ends, for it alone can have tasks mapped over them. What
-        it raised then would fail the task for the sake of one message, whenever that was received.
+        Airflow publishes the messages once more when this task ends, because only Airflow can have tasks mapped over
+        them. An error then would fail the task because of one message, each time that this is received.
         """
         messages = holding.hand_on()
         task_instance.xcom_push(key=LEASE_KEY, value=holding.lease)
@@ -413,7 +416,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return kind(f"task {self.task_id!r} of DAG {self.dag_id!r}: {text}")
 
     def _options(self) -> ReceiveOptions:
-        """What to receive. The values of templates are checked again."""
+        """Return the options of the receive; the values of templates are checked again."""
         self._check_payload()
         max_messages = self._check_max_messages()
         filtering = self._filter()
@@ -428,7 +431,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             )
         payload = self.payload
         if payload is None and not mapped_over and max_messages > MAX_PUBLISHED_MESSAGES:
-            # Not by what a batch turns out to weigh: its work would be given a list today and a reference tomorrow.
+            # Decided by max_messages, not by the size of a batch: its work must not get a list today and a reference
+            # tomorrow.
             payload = default_payload()
         now = SystemClock().wall()
         return ReceiveOptions(
@@ -451,7 +455,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         )
 
     def _check_that_work_begins_again(self, task_instance: Any, keeper: SqsLeaseKeeperOperator) -> None:
-        """Refuse to receive for work that has begun: it does not know of the messages that its end would delete."""
+        """Refuse to receive for work that has begun: its success would delete messages that it has not seen."""
         if task_instance.try_number == 1:
             return
         task_ids = [*keeper.work_task_ids, keeper.task_id]
@@ -471,7 +475,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             return
         lease = task_instance.xcom_pull(task_ids=keeper_task_id, key=HANDED_KEY)
         if lease is not None:
-            self.log.info("What the earlier try received: %s", give_back_handed(lease, run_of(task_instance)))
+            self.log.info("Messages of the earlier try: %s", give_back_handed(lease, run_of(task_instance)))
 
     def _filter(self) -> MessageFilter | None:
         try:
@@ -492,13 +496,13 @@ class SqsLeaseSensor(BaseSensorOperator):
         if not is_final(given):
             return limit
         if isinstance(given, str):
-            # What a template gives is text.
+            # The value of a template is a string.
             given = int(given) if given.isdecimal() else given
         try:
-            # What is still text is refused there.
+            # Another string is refused there.
             most = LeaseOptions.of(max_messages=given).max_messages  # type: ignore[arg-type]
         except ValueError as error:
-            # By its task: where it came from a template, no line of the DAG's file leads here.
+            # The task is named, because the value of a template has no line in the DAG file.
             raise ValueError(f"{self.task_id!r}: {error}") from error
         if most > limit:
             raise ValueError(
@@ -530,8 +534,8 @@ class _ReceiveError(Exception):
     """The messages could not be received.
 
     Attributes:
-        failure: What the task is to fail with.
-        is_for_trigger: Whether a trigger may receive them all the same, or after a while.
+        failure: The error that the task is to fail with.
+        is_for_trigger: Whether a trigger may still receive them, at once or after a while.
     """
 
     def __init__(self, failure: AirflowException, *, is_for_trigger: bool = False) -> None:

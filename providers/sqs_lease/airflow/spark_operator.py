@@ -1,7 +1,7 @@
 """The task that brings the messages of a lease into a table by Spark, each exactly once.
 
 The job is a process of the task, or one that ``spark-submit`` starts through the hook of Airflow's own Spark provider.
-Task and job speak by files: manifests for the job, and the result that it leaves.
+Task and job exchange files: manifests for the job, and its result.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class SqsToSparkOperator(BaseOperator):
     It succeeds when the batch is in the table, and names messages that are not valid records in its return value
     (``batchItemFailures``, each with its ``reason``): the keeper settles those by ``on_failure``. With ``rejects`` in
     the spec they go to that table instead, and are deleted like the others. A failed try may be repeated, and so may
-    one that was killed: what is in the table already is not stored twice.
+    one that was killed: messages that are in the table already are not stored twice.
 
     When the task is ended, its Spark jobs are cancelled. The same happens when all its messages were settled or lost,
     because the keeper ended or all leases were lost; the task then fails without a retry. As long as some are held it
     goes on: those that were lost are found in the table when they are received again.
 
     Args:
-        messages: What ``sqs_lease`` gives, with or without ``payload``. It is not a template field, so that bodies do
+        messages: The value of ``sqs_lease``, with or without ``payload``. It is not a template field, so that bodies do
             not appear among the rendered fields.
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py`` (templated). It is checked when the DAG is
             parsed, and holds no secrets.
@@ -98,7 +98,7 @@ class SqsToSparkOperator(BaseOperator):
         kwargs: As for any operator.
 
     Raises:
-        ModuleNotFoundError: What manifests are written with is not installed.
+        ModuleNotFoundError: A package that writes manifests is not installed.
         SpecError: The spec cannot be used.
         TypeError: ``messages`` comes from no task, or another argument has the wrong type.
         ValueError: Arguments contradict one another.
@@ -154,9 +154,9 @@ class SqsToSparkOperator(BaseOperator):
         XComArg.apply_upstream_relationship(self, messages)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the job and return what became of the messages."""
+        """Run the job and return the outcomes of the messages."""
         spec = IngestionSpec.parse(self.spec)
-        # The SDK types what it resolves to as what it is resolved from.
+        # The SDK gives the resolved value the type of the unresolved one.
         messages: Any = self.messages.resolve(context)
         task_instance = context["ti"]
         number = messages["messages"] if isinstance(messages, Mapping) else len(messages)
@@ -238,7 +238,7 @@ class SqsToSparkOperator(BaseOperator):
             self.log.info("%s", line.removeprefix("INFO "))
 
     def _environment(self) -> dict[str, str]:
-        """What the job gets: the worker's environment without Airflow's own, and the connections asked for."""
+        """Return the job's environment: the worker's without Airflow's variables, and the chosen connections."""
         environment = job_environment(os.environ, leave_out="AIRFLOW")
         for name, conn_id in self.connections.items():
             environment[name] = BaseHook.get_connection(conn_id).get_uri()
@@ -248,8 +248,8 @@ class SqsToSparkOperator(BaseOperator):
 
     def _not_held(self) -> str:
         return (
-            f"none of the messages of {self.task_id!r} is held any more, so its work was stopped: they were settled or "
-            "lost. What was committed is in the table, and is not stored twice. Clear the sensor to receive again"
+            f"the messages of {self.task_id!r} are no longer held, so its work was stopped: all were settled or lost. "
+            "Committed rows are in the table, and are not stored twice. Clear the sensor to receive again"
         )
 
 
@@ -264,10 +264,10 @@ def _check_types(
     """Refuse arguments of other types, which would else show when the job is started."""
     places = {"spark": (spark, "a Spark master such as 'local[2]'"), "python": (python, "the path of a Python")}
     for name, (value, said) in places.items():
-        check_type(value or None, (str,), name=name, said=said)
+        check_type(value or None, (str,), name=name, expected=said)
     text = (str, type(None))
-    check_type(aws_conn_id, text, name="aws_conn_id", said="the id of an Airflow connection, or None")
-    check_type(submit_conn_id, text, name="submit_conn_id", said="the id of a Spark connection, or None")
+    check_type(aws_conn_id, text, name="aws_conn_id", expected="the id of an Airflow connection, or None")
+    check_type(submit_conn_id, text, name="submit_conn_id", expected="the id of a Spark connection, or None")
     if connections is not None and not (
         isinstance(connections, Mapping) and all(isinstance(one, str) for item in connections.items() for one in item)
     ):
@@ -279,7 +279,7 @@ def _check_types(
         submit_options,
         (Mapping, type(None)),
         name="submit_options",
-        said="a dict of arguments of SparkSubmitHook, or None",
+        expected="a dict of arguments of SparkSubmitHook, or None",
     )
 
 
@@ -297,10 +297,10 @@ def _aws_environment(conn_id: str) -> dict[str, str]:
 
 
 def manifests_of(messages: BatchValue) -> list[str] | None:
-    """Where the messages of a batch are stored; None if they are values.
+    """Return where the messages of a batch are stored; None if they are values.
 
     Raises:
-        TypeError: ``messages`` is not what a lease gives.
+        TypeError: ``messages`` is not the value of a lease.
     """
     if isinstance(messages, Mapping):
         if MANIFESTS not in messages:
@@ -312,7 +312,7 @@ def manifests_of(messages: BatchValue) -> list[str] | None:
 
 
 def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Path]:
-    """Write the messages of a batch to files of this machine, whichever way they came.
+    """Write the messages of a batch to files of this machine, from XCom or from a store.
 
     Args:
         messages: The value of the lease.
@@ -322,12 +322,12 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
     Raises:
         FileNotFoundError: The batch's files are gone.
         OSError: Files cannot be read or written.
-        TypeError: ``messages`` is not what a lease gives.
+        TypeError: ``messages`` is not the value of a lease.
     """
     stored = manifests_of(messages)
     if stored is None:
         path = directory / "messages.parquet"
-        # Not needed to parse a DAG, and it takes pyarrow.
+        # Imported here: it needs pyarrow, and parsing a DAG does not need it.
         from sqs_lease.batch_files.manifest import write_manifest
 
         write_manifest(path, batch_id=name, queue_url="", messages=_listed(messages))
@@ -343,7 +343,7 @@ def local_manifests(messages: BatchValue, directory: Path, name: str) -> list[Pa
 
 @contextmanager
 def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterator[list[str]]:
-    """Have the messages of a batch in files that other machines reach too, as long as the block lasts.
+    """Keep the messages of a batch in files that other machines reach too, for the time of the block.
 
     Args:
         messages: The value of the lease.
@@ -355,7 +355,7 @@ def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterato
 
     Raises:
         OSError: The file cannot be written.
-        TypeError: ``messages`` is not what a lease gives.
+        TypeError: ``messages`` is not the value of a lease.
     """
     stored = manifests_of(messages)
     if stored is not None:
@@ -367,7 +367,7 @@ def shared_manifests(messages: BatchValue, workspace: str, name: str) -> Iterato
 
 
 def shared_path(uri: str) -> Any:
-    """The file at a URI, its directory made where it lies in a file system."""
+    """Return the file at a URI; its directory is made if it is in a file system."""
     path: Any = ObjectStoragePath(uri)
     if path.protocol in ("", "file"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -384,7 +384,7 @@ NOT_WAITING: Final = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
 
 
 def require_waiting(task_id: str, options: Mapping[str, Any]) -> None:
-    """Check that the hook will wait for the end of the job, as its messages are kept only that long.
+    """Check that the hook will wait for the end of the job, because messages are kept only while it waits.
 
     Args:
         task_id: The task that submits it.
@@ -439,7 +439,7 @@ class SubmittedJob:
         try:
             self._hook.submit(str(files("sqs_lease") / "spark" / "job" / "__main__.py"))
         except AirflowException as error:
-            # The hook tells of the whole command and the last lines of the output; in cluster mode, not of the job's.
+            # The hook's error has the whole command and the last lines of the output; in cluster mode, not the job's.
             said = [line for line in str(error).splitlines() if line.startswith(ERROR)]
             if not said:
                 raise

@@ -1,12 +1,10 @@
-"""A batch that a task's own process receives and holds, where no triggerer does: by a keeper in a background thread.
+"""A batch that a task's own process receives and holds, without a triggerer: a background thread is its keeper.
 
-It is used by sensors, which hand what they find over to a keeper's trigger before they end, and in ``dag.test()``.
-
-There sensor, work and keeper run one after the other in one process. There is no triggerer, and whatever runs keeps
-everything else waiting. So the sensor receives by itself (:func:`receive_locally`), the background thread extends the
-leases while the work runs, and the keeper's task settles what is decided whenever it is run (:func:`settle_locally`);
-while something is not, it asks to be run again a moment later. This module is the one place of the process for the
-batches between the two tasks.
+Sensors use it in a worker: they hand their batch over to a keeper's trigger before they end. ``dag.test()`` uses it
+too. There sensor, work and keeper run one after the other in one process, without a triggerer. So the sensor receives
+by itself (:func:`receive_locally`), and the background thread extends the leases while the work runs. The keeper's task
+settles the decided messages each time it runs (:func:`settle_locally`); while others are undecided, it asks to run
+again a moment later. This module holds the batches of the process between the two tasks.
 """
 
 from __future__ import annotations
@@ -49,11 +47,11 @@ from sqs_lease.sqs.transport import Transport
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS: Final = 10.0
-"""How long the end of a task waits for its messages to be released; a worker that stops is not given much more."""
+"""How long the end of a task waits for its messages to be released; a worker that stops does not have much longer."""
 
 
 class GivenBackError(RuntimeError):
-    """What was received was given back meanwhile, because the task was killed."""
+    """The batch was given back meanwhile, because the task was killed."""
 
 
 class WorkerLease:
@@ -63,12 +61,12 @@ class WorkerLease:
 
     Attributes:
         batch: The batch, once it is being received.
-        handed: What was handed on.
+        handed: The batch as it was handed on.
         lease: The same as plain values.
-        listener: Is told what happens to the leases as well, in the background thread.
+        listener: Called with each event of the leases as well, in the background thread.
 
     Args:
-        options: What to receive, and how to hold it.
+        options: The queue and the options of receive and leases.
         task: The task that receives.
 
     Raises:
@@ -118,7 +116,7 @@ class WorkerLease:
         Raises:
             SqsError: The queue cannot be received from.
             ValueError: ``queue`` is not a queue name, URL or ARN.
-            GivenBackError: The batch was given back meanwhile, with all that was still on its way.
+            GivenBackError: The batch was given back meanwhile, with all messages that were still on their way.
         """
         return self.thread.run(self._receive(wait_seconds))
 
@@ -131,12 +129,12 @@ class WorkerLease:
         return self.thread.run(self._received().settle_refused(refused))
 
     def hand_on(self) -> BatchValue:
-        """Extend every lease once by the hand-off timeout, and store the batch if it is to be stored.
+        """Extend every lease once by the hand-off timeout, and store the batch if ``payload`` is set.
 
-        They are held on until :meth:`close`: what Airflow does not take can be given back.
+        They are held until :meth:`close`, so that messages that Airflow does not take can be given back.
 
         Returns:
-            What stands for the messages; :attr:`lease` is set.
+            The return value of the task; :attr:`lease` is set.
 
         Raises:
             PayloadError: The batch cannot be stored.
@@ -145,10 +143,10 @@ class WorkerLease:
         return self.thread.run(self._hand_on())
 
     def give_back(self) -> None:
-        """Stop receiving, make the held messages visible again, and remove what was stored of them.
+        """Stop receiving, make the held messages visible again, and remove their files.
 
-        It may be called by a signal handler in the middle of any other method: a poll of :meth:`receive` that is under
-        way then ends in its time, and what it brings is given back as well.
+        A signal handler may call it in the middle of any other method. A poll of :meth:`receive` that is under way then
+        ends in its time, and its messages are given back as well.
         """
         self.thread.run(self._give_back())
         if self.handed is not None:
@@ -178,7 +176,7 @@ class WorkerLease:
             collector.stop()
         found = await collector.collect(self.clock.wall() + wait_seconds)
         if self._given_back:
-            # What was on its way then is given back at the end of the block that this error leaves.
+            # Messages on their way are given back at the end of the block that this error leaves.
             raise GivenBackError("this task was killed while it received")
         return found
 
@@ -221,7 +219,7 @@ class WorkerLease:
 
 
 def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
-    """Make the messages of a batch visible again that no keeper takes. It blocks.
+    """Make the messages of a batch that no keeper takes visible again. It blocks.
 
     Leases that have passed their deadline are left alone.
 
@@ -230,7 +228,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
         receiving: The task that received it.
 
     Returns:
-        What became of them, for people.
+        A sentence with the result, for people.
     """
     try:
         handed = read_lease(lease, receiving)
@@ -248,7 +246,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
 
 
 async def release_handed(handed: HandedLease, transport: Transport, clock: Clock) -> int:
-    """Release what was handed on and has not passed its deadline; return how many messages that were.
+    """Release the leases of a batch that have not passed their deadline; return their number.
 
     Args:
         handed: The batch.
@@ -279,7 +277,7 @@ class _Held:
 
 
 _held: dict[str, _Held] = {}
-"""What is held between a sensor's task and the end of its keeper's, by batch id."""
+"""The batches held between a sensor's task and the end of its keeper's task, by batch id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +286,7 @@ class ReceivedLocally:
 
     Attributes:
         lease: The lease as plain values.
-        messages: What the sensor returns.
+        messages: The sensor's return value.
     """
 
     lease: dict[str, Any]
@@ -310,10 +308,10 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTas
         messages = holding.hand_on()
         handed = holding.handed
         leases = [] if handed is None else handed.written.leases_now(holding.clock, handed.queue_url)
-        # From here on it is held on until the keeper's task.
+        # From here on the batch is held until the keeper's task.
         ending.pop_all()
     if not _held:
-        # The process may end without that task: the messages should not wait for a visibility timeout then.
+        # The process may end without that task: its messages must not wait for their visibility timeout.
         atexit.register(give_back_what_is_left)
     _held[options.batch_id] = _Held(holding, leases)
     return ReceivedLocally(holding.lease, messages)
@@ -328,14 +326,14 @@ def settle_locally(
     *,
     ordered: bool,
 ) -> dict[str, Any]:
-    """Settle what is decided, and end when that is everything.
+    """Settle the decided messages, and end when all are settled.
 
     Args:
         task: The keeper's task.
         receive_task: The task that received.
-        batch_id: Which batch.
+        batch_id: The batch.
         work: The tasks that work on the messages.
-        on_failure: What becomes of failed messages.
+        on_failure: The rule for failed messages.
         ordered: Whether the messages of a FIFO group are settled in their order.
 
     Returns:
@@ -395,9 +393,9 @@ async def _settle(
 
 
 def give_back_what_is_left() -> None:
-    """Make visible again what this process still holds of a ``dag.test()`` that ended without settling it.
+    """Make messages visible again that this process still holds after a ``dag.test()`` that did not settle them.
 
-    Where that fails, the messages are visible again when their visibility timeout ends.
+    If that fails, they are visible again when their visibility timeout ends.
     """
     while _held:
         _, held = _held.popitem()

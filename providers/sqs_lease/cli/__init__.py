@@ -1,4 +1,4 @@
-"""The command `sqs-lease`: looks at queues, explains what will bite, and repairs what it is told to.
+"""The command `sqs-lease`: it inspects queues, finds problems with their remedies, and moves messages on request.
 
-Needs the extra ``cli``. A module for each command; :mod:`sqs_lease.cli.app` puts them together.
+It needs the extra ``cli``. Each command has a module; :mod:`sqs_lease.cli.app` puts them together.
 """

@@ -1,4 +1,4 @@
-"""What `sqs-lease` and `python -m sqs_lease.cli` run, also where the extra `cli` is not installed."""
+"""The entry point of `sqs-lease` and `python -m sqs_lease.cli`; it also works if the extra `cli` is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARIES: Final = frozenset({"typer", "rich"})
 
 
 def main() -> None:
-    """Run the command, or say in one line what it needs; never returns."""
+    """Run the command, or print one line about the missing extra; never return."""
     # Before a command begins and after it ended, Ctrl-C ends the process at once, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -25,13 +25,13 @@ def main() -> None:
         )
         sys.exit(2)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal cannot show must not end a command that has moved messages.
+        # A character that the terminal cannot show must not end a command that has moved messages.
         sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(prog_name="sqs-lease")
     except KeyboardInterrupt:
-        # While Typer put the command together.
+        # Ctrl-C while Typer put the command together.
         sys.exit(130)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

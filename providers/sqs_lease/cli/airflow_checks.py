@@ -1,4 +1,4 @@
-"""What the configuration of this installation of Airflow will do to leases.
+"""Checks of this installation of Airflow: the effects of its configuration on leases.
 
 Airflow is imported in these functions only: the command works without it.
 """
@@ -38,7 +38,7 @@ def require_airflow() -> None:
     Raises:
         CommandError: It is not.
     """
-    # Airflow sets up its logging as it is imported. What matters here becomes a finding.
+    # Airflow sets up its logging when it is imported. Its log lines are not wanted: problems become findings.
     os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "CRITICAL"
     try:
         import airflow.sdk  # noqa: F401
@@ -50,11 +50,11 @@ def require_airflow() -> None:
 
 
 def connection_client(connection: str, queue: str, region: str | None) -> SQSClient:
-    """Make a client as Airflow's tasks and triggers make theirs: by a connection.
+    """Make a client from a connection, as Airflow's tasks and triggers do.
 
     Args:
-        connection: The connection's id. If the connection does not exist, boto3's usual credentials are taken, as the
-            amazon provider does.
+        connection: The connection's id. If the connection does not exist, boto3's usual credentials are used, as in the
+            amazon provider.
         queue: The queue's name, URL or ARN; its region is the last resort.
         region: The region; None takes the connection's.
 
@@ -79,13 +79,13 @@ def connection_finding(connection: str) -> Iterator[Finding]:
         yield Finding.note(
             "connection",
             f"there is no connection {connection}",
-            why="The amazon provider then takes boto3's usual credentials: environment variables, files, the machine's "
-            "role. Triggerers and workers may have others than this shell.",
+            why="The amazon provider then uses boto3's usual credentials: environment variables, files, the machine's "
+            "role. Triggerers and workers may have other credentials than this shell.",
         )
 
 
 def airflow_findings() -> Iterator[Finding]:
-    """All findings about this installation, in the order in which people read them."""
+    """Yield all findings about this installation, in the order in which people read them."""
     from airflow.configuration import AIRFLOW_HOME
 
     yield Finding.fine("airflow_home", f"AIRFLOW_HOME is {AIRFLOW_HOME}")
@@ -103,7 +103,7 @@ def _plugin() -> Iterator[Finding]:
         yield Finding.harm(
             "plugin",
             "Airflow does not find the plugin of sqs-lease",
-            why="The package is on the path but not installed. So no task tells its keeper at once that it failed, and "
+            why="The package is on the path but not installed. So tasks do not report failures to their keepers, and "
             "failure rules by exception and MessageFailed have no effect.",
             command='pip install "sqs-lease[airflow]"',
         )
@@ -143,8 +143,8 @@ def _takeover() -> Iterator[Finding]:
     yield Finding.note(
         "takeover",
         what,
-        why="When all triggerers die, messages stay invisible for that long. A visibility= below it, in a DAG, lets "
-        "others receive messages during a takeover.",
+        why="When all triggerers die, messages stay invisible for that long. With a shorter visibility= in a DAG, "
+        "others can receive messages during a takeover.",
         change="Lower [triggerer] triggerer_health_check_threshold.",
     )
 
@@ -157,9 +157,9 @@ def _triggerer_queues() -> Iterator[Finding]:
         yield Finding.note(
             "triggerer_queues",
             "[triggerer] queues_enabled is on",
-            why="A triggerer without --queues runs no sensor and no keeper. One that has them runs no asset watcher.",
-            change=f"Have triggerers with --queues {default} and with each queue= of a lease, and one without for "
-            "watchers.",
+            why="A triggerer without --queues runs no sensors and no keepers. One with them runs no asset watchers.",
+            change=f"Run triggerers with --queues {default} and with each queue= of a lease, and one without --queues "
+            "for watchers.",
         )
 
 
@@ -171,7 +171,7 @@ def _payload() -> Iterator[Finding]:
     try:
         location = default_payload()
     except (ModuleNotFoundError, TypeError, ValueError) as error:
-        yield Finding.harm("payload", str(error), why="Sensors fail as they begin.")
+        yield Finding.harm("payload", str(error), why="Sensors fail when they begin.")
         return
     if location is None:
         yield Finding.note(
@@ -192,16 +192,16 @@ def _payload() -> Iterator[Finding]:
     except PermissionError:
         yield Finding.note(
             "payload",
-            f"[sqs_lease] payload, {location}, may not be listed, so more is not known",
-            why="Batches need to read, write and delete there, and not to list.",
+            f"[sqs_lease] payload, {location}, may not be listed, so it was not checked further",
+            why="Batches need the permission to read, write and delete there, but not to list.",
         )
         return
     except Exception as error:  # noqa: BLE001 - of any file system; fsspec's have no common class
-        # An object store has no directory before something is in it. A bucket that is missing has a cause.
+        # An object store has no empty directories, so a missing one is fine. The error of a missing bucket has a cause.
         if not isinstance(error, FileNotFoundError) or error.__cause__ is not None:
             yield _unusable_payload(
                 f"{location}, cannot be read: {type(error).__name__}: {error}",
-                change="Check the connection in it, its permissions, and that what its scheme needs is installed.",
+                change="Check its connection, its permissions, and that the packages of its scheme are installed.",
             )
             return
     yield Finding.fine("payload", f"large batches are stored at {location}, which can be read")
@@ -230,7 +230,7 @@ def _unusable_payload(what: str, *, change: str) -> Finding:
 
 
 def _fernet_key() -> Iterator[Finding]:
-    # Not that of the SDK: in a new AIRFLOW_HOME it knows no key before Airflow has written one.
+    # Not the SDK's configuration: in a new AIRFLOW_HOME it has no key before Airflow has written one.
     from airflow.configuration import AIRFLOW_HOME, conf
     from cryptography.fernet import Fernet
 
@@ -240,8 +240,8 @@ def _fernet_key() -> Iterator[Finding]:
         yield Finding.note(
             check,
             "there is no Fernet key yet",
-            why="Airflow has not run in this AIRFLOW_HOME, or this is the wrong one. When it first runs it writes an "
-            "airflow.cfg with a new key, another one on each machine. Triggerers with different keys cannot read each "
+            why="Airflow has not run in this AIRFLOW_HOME, or this is the wrong one. When it first runs, it writes an "
+            "airflow.cfg with a new key, different on each machine. Triggerers with different keys cannot read each "
             "other's leases.",
             change="Set the same key for all processes of Airflow:",
             command=_NEW_KEY,
@@ -251,7 +251,7 @@ def _fernet_key() -> Iterator[Finding]:
         yield Finding.harm(
             check,
             "[core] fernet_key is empty",
-            why="Airflow stores connections and the leases, with which anyone can delete messages, as plain text.",
+            why="Airflow stores connections and leases as plain text; with these, other people can delete messages.",
             change="Set the same key for all processes of Airflow:",
             command=_NEW_KEY,
         )
@@ -263,7 +263,7 @@ def _fernet_key() -> Iterator[Finding]:
         yield Finding.harm(
             check,
             "[core] fernet_key is not a Fernet key",
-            why="Nothing of a lease can be encrypted: every sensor fails as it hands its messages on.",
+            why="Leases cannot be encrypted: every sensor fails when it hands its messages on.",
             change=f"It must be 32 bytes in URL-safe Base64. Set the same for all processes of Airflow in {_KEY}.",
         )
         return
@@ -274,8 +274,8 @@ def _fernet_key() -> Iterator[Finding]:
         return
     yield Finding.note(
         check,
-        f"{what}; it stands in the airflow.cfg of this machine",
-        why="Airflow makes a new key for each AIRFLOW_HOME. A triggerer with another one cannot read the leases of "
+        f"{what}; it is in the airflow.cfg of this machine",
+        why="Airflow makes a new key for each AIRFLOW_HOME. A triggerer with another key cannot read the leases of "
         "this one.",
         change=f"Compare the fingerprint on all machines, or set the key by {_KEY}.",
     )
@@ -291,6 +291,7 @@ def _failure_reports() -> Iterator[Finding]:
             "failure_reports",
             f"[{CONFIG_SECTION}] {REPORT_FAILURES_OPTION} is off",
             why="Failure rules by exception and MessageFailed have no effect, failed messages are visible after up to "
-            "six seconds instead of one, and messages may be deleted whose work was not begun when its run was marked.",
-            change="Remove the setting, on workers and triggerers alike.",
+            "six seconds instead of one, and if a run is marked, messages may be deleted although their work had not "
+            "begun.",
+            change="Remove the setting, on workers and on triggerers.",
         )

@@ -18,7 +18,7 @@ from sqs_lease.cli.policy import policy
 from sqs_lease.cli.redrive import redrive
 from sqs_lease.cli.verify import verify
 
-# What Typer raises for unusable arguments: a class of Click with its older releases, and of its own with newer ones.
+# The class of Typer's errors for unusable arguments: Click's in older releases, Typer's own in newer ones.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
@@ -45,7 +45,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Look at Amazon SQS queues as sqs-lease uses them, and repair what went wrong.",
-    # Help as plain text: it fits any width, and reads the same in a pipe.
+    # Plain text, so that the help fits any width, and is the same in a pipe.
     rich_markup_mode=None,
     # Typer's traceback would show the values of local variables, message bodies among them.
     pretty_exceptions_enable=False,

@@ -1,7 +1,7 @@
-"""Why the messages of a dead-letter queue are there: a sample of them, counted by cause, for people and for programs.
+"""The causes of messages in a dead-letter queue: a sample of them, counted by cause, for people and for programs.
 
-`dead_letter()` writes its reason into a message attribute. SQS, which moves what was received too often, writes only
-which queue the message came from. So a message has a reason, a source queue, both or neither.
+`dead_letter()` writes its reason into a message attribute. When SQS moves a message that was received too often, it
+writes only the source queue. So a message has a reason, a source queue, both or neither.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Cause:
     """Messages that were dead-lettered for the same reason.
 
     Attributes:
-        reason: What ``dead_letter()`` wrote; empty if it wrote nothing.
-        messages: How many.
+        reason: The reason that ``dead_letter()`` wrote; empty without one.
+        messages: The number of messages.
         sources: The names of the queues that SQS moved them from.
         oldest_seconds: The age of the oldest.
     """
@@ -48,7 +48,7 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """The reason, or what is known without one."""
+        """The reason, or a description of the cause without one."""
         return self.reason or (_TOO_OFTEN if self.sources else _SENT_DIRECTLY)
 
 
@@ -70,7 +70,7 @@ def _reason(message: Message) -> str:
 
 
 def causes_table(causes: Sequence[Cause]) -> Table:
-    """The first causes, for people."""
+    """Return the first causes, for people."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("reason", overflow="fold")
     table.add_column("messages", justify="right", no_wrap=True)
@@ -92,7 +92,7 @@ def causes_table(causes: Sequence[Cause]) -> Table:
 
 
 def causes_as_json(causes: Sequence[Cause]) -> list[dict[str, Any]]:
-    """All causes, for programs."""
+    """Return all causes, for programs."""
     return [
         {
             "reason": cause.reason or None,

@@ -1,4 +1,7 @@
-"""What this installation of Dagster will do to leases. Dagster is imported in these functions only."""
+"""Checks of this installation of Dagster: the effects of its settings on leases.
+
+Dagster is imported in these functions only.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def require_dagster() -> None:
 
 
 def run_attempts() -> Mapping[str, int]:
-    """How often Dagster retries a failed run at this installation's settings: each retry receives again."""
+    """Return how often Dagster retries a failed run at this installation's settings: each retry receives again."""
     instance = _instance()
     if instance is None:
         return {}
@@ -39,13 +42,13 @@ def run_attempts() -> Mapping[str, int]:
 
 
 def dagster_findings() -> Iterator[Finding]:
-    """All findings about this installation, in the order in which people read them."""
+    """Yield all findings about this installation, in the order in which people read them."""
     yield from extra_versions("dagster")
     instance = _instance()
     if instance is None:
         yield Finding.note(
             "run_retries",
-            "DAGSTER_HOME is not set, so the settings of the instance are not looked at",
+            "DAGSTER_HOME is not set, so the settings of the instance were not checked",
             change="Run the command with the DAGSTER_HOME of the daemon.",
         )
         return

@@ -1,4 +1,4 @@
-"""`sqs-lease doctor`: finds what will bite, before it does, without touching a message."""
+"""`sqs-lease doctor`: finds problems before they happen, without receiving a message."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class _Hosts:
 def doctor(
     queues: Queues,
     airflow: Annotated[
-        bool, typer.Option("--airflow", help="Look at this installation of Airflow, and use its connection.")
+        bool, typer.Option("--airflow", help="Check this installation of Airflow, too, and use its connection.")
     ] = False,
-    dagster: Annotated[bool, typer.Option("--dagster", help="Look at this installation of Dagster, too.")] = False,
+    dagster: Annotated[bool, typer.Option("--dagster", help="Check this installation of Dagster, too.")] = False,
     connection: Annotated[
         str | None,
         typer.Option(
             "--connection",
             callback=not_empty,
-            help="With --airflow: the connection that the DAGs use; by default aws_default.",
+            help="With --airflow: the connection that the DAGs use; aws_default by default.",
         ),
     ] = None,
     as_json: Json = False,
@@ -72,13 +72,13 @@ def doctor(
     profile: Profile = None,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Find what will bite, before it does.
+    """Find problems before they happen.
 
-    It looks at access, permissions, the settings of the queues and this installation. It changes nothing and receives
-    no message: permissions are probed by calls that cannot do anything.
+    It checks access, permissions, the settings of the queues and this installation. It changes nothing and receives no
+    messages: permissions are probed by calls that have no effect.
 
-    Exit code: 0 if nothing will bite; 1 if something will, such as a queue that cannot be reached; 2 if an argument or
-    the installation is unusable.
+    Exit code: 0 without problems; 1 with problems, such as a queue that cannot be reached; 2 if an argument or the
+    installation is unusable.
     """
     access = aws_access(region, profile, endpoint_url)
     hosts = _Hosts(airflow, dagster, connection or "aws_default")
@@ -86,10 +86,10 @@ def doctor(
         raise CommandError("--connection is for --airflow: it names a connection of Airflow")
     if airflow and (profile is not None or endpoint_url is not None):
         raise CommandError(
-            "--profile and --endpoint-url do not go with --airflow: there the connection says how AWS is reached "
-            "(--connection)"
+            "--profile and --endpoint-url cannot be used with --airflow: its connection (--connection) has these "
+            "settings"
         )
-    # Airflow and Dagster may log to standard output, which is for the result.
+    # Airflow and Dagster may log to standard output, but that is for the result.
     with redirect_stdout(sys.stderr):
         examined = list(_examined(list(dict.fromkeys(queues)), access, hosts))
     bites = sum(about.bites for about in examined)
@@ -116,8 +116,8 @@ def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterat
 
 def _summary(bites: int) -> str:
     if not bites:
-        return "[green]Nothing that will bite was found.[/]"
-    return f"[bold red]{bites} {'thing' if bites == 1 else 'things'} will bite.[/]"
+        return "[green]No problems found.[/]"
+    return f"[bold red]{bites} {'problem' if bites == 1 else 'problems'} found.[/]"
 
 
 def _installation(hosts: _Hosts) -> Iterator[Finding]:
@@ -156,8 +156,8 @@ def _elsewhere(queue_url: str, endpoint: str) -> Finding:
     return Finding.harm(
         "access",
         f"its URL is at {endpoint_of(queue_url)}, and calls go to {endpoint}",
-        why="AWS's clients call the endpoint that they are configured for, whatever host a queue's URL names. A lease "
-        "would be on another queue, or on none.",
+        why="AWS's clients call their configured endpoint, and ignore the host in a queue's URL. A lease would be on "
+        "another queue, or the queue would not be found.",
         change="Set AWS_ENDPOINT_URL_SQS (in Airflow, the connection's endpoint_url), or give the queue's name.",
     )
 
@@ -169,14 +169,14 @@ def _unreachable(error: SqsError, queue: str) -> Finding:
 
 @dataclass(slots=True)
 class _QueueAnswers:
-    """What the calls on a queue returned."""
+    """The answers to the calls on a queue."""
 
     state: QueueState | None = None
     permissions: list[Permission] = field(default_factory=list)
 
 
 class _Examination:
-    """Looks at one queue."""
+    """The examination of one queue."""
 
     def __init__(self, queue: str, client: Any, access: AwsAccess, hosts: _Hosts) -> None:
         self._queue = queue
@@ -191,11 +191,11 @@ class _Examination:
 
     @property
     def url(self) -> str:
-        """The queue's URL; empty if it is not known."""
+        """The queue's URL; empty if it is unknown."""
         return self._url or ""
 
     def findings(self, around: QueueContext) -> Iterator[Finding]:
-        """All findings."""
+        """Yield all findings."""
         if self._url is None:
             if self._first is not None and self._first.error is not None:
                 yield from self._clock(self._first)
@@ -230,8 +230,8 @@ class _Examination:
             yield Finding.note(
                 "credentials",
                 "the credentials are temporary, and nothing renews them",
-                why="They stand in environment variables with a session token. When they expire, no lease is extended "
-                "or settled. That is no problem in a shell; a service needs a role.",
+                why="They are in environment variables with a session token. When they expire, leases are no longer "
+                "extended or settled. That is fine in a shell; a service needs a role.",
             )
 
     def _credentials(self) -> str:
@@ -254,7 +254,7 @@ class _Examination:
         return known
 
     def _around(self, queue: QueueState, around: QueueContext) -> tuple[QueueContext, list[Finding]]:
-        """Read the queue's context: its dead-letter queue or its sources. Return it with what these calls found."""
+        """Read the queue's context, its dead-letter queue or its sources; return it with the findings."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:
             answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
@@ -278,10 +278,10 @@ def _is_denial(error: SqsError) -> bool:
 
 _NEEDED_FOR: Final = {
     "GetQueueUrl": "The queue can then be given by its URL only.",
-    "GetQueueAttributes": "Leases, sensors and checks read the queue's settings and counts before they do anything.",
-    "ReceiveMessage": "Nothing can be received.",
-    "ChangeMessageVisibility": "No lease is extended or released: messages are visible again while the work runs.",
-    "DeleteMessage": "Work succeeds and its messages come back: the run fails as it settles them.",
+    "GetQueueAttributes": "Leases, sensors and checks first read the queue's settings and counts.",
+    "ReceiveMessage": "Messages cannot be received.",
+    "ChangeMessageVisibility": "Leases cannot be extended or released: messages are visible again while the work runs.",
+    "DeleteMessage": "Work succeeds, but its messages come back: the run fails when it settles them.",
 }
 
 
@@ -291,7 +291,7 @@ def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Itera
             yield _denied(
                 permission,
                 why=_NEEDED_FOR[permission.action],
-                change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all that is needed:",
+                change="Allow it in the caller's IAM policy, or in the queue's policy. This prints all permissions:",
                 command=f"sqs-lease policy {queue}",
             )
         elif permission.permit is Permit.UNKNOWN:
@@ -301,7 +301,7 @@ def _permission_findings(queue: str, permissions: Sequence[Permission]) -> Itera
 
 
 def _denied(permission: Permission, *, where: str = "", why: str, change: str, command: str = "") -> Finding:
-    """What a denied action does. ``where`` names another queue than the examined one."""
+    """Return the finding of a denied action. ``where`` names another queue than the examined one."""
     return Finding.harm(
         f"permission:{permission.action}",
         f"sqs:{permission.action} is denied{where}",
@@ -322,7 +322,7 @@ def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]
     }
     allowed, not_denied = by_permit[Permit.ALLOWED], by_permit[Permit.NOT_DENIED]
     parts = [f"allowed: {', '.join(allowed)}"] if allowed else []
-    # SQS may look at the request before the permission: see queue_access.
+    # SQS may check the request before the permission: see queue_access.
     parts += [f"not denied, but only a real call would prove more: {', '.join(not_denied)}"] if not_denied else []
     if parts:
         yield Finding.fine(check, "; ".join(parts))
@@ -335,13 +335,13 @@ def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Ite
             yield _denied(
                 permission,
                 where=f" on the dead-letter queue {name}",
-                why="on_failure=dead_letter() cannot send: the run fails, its messages come back.",
+                why="on_failure=dead_letter() cannot send: the run fails, and its messages come back.",
                 change=f"Allow sqs:{permission.action} on it, unless no lease uses dead_letter().",
             )
 
 
 def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> list[Finding]:
-    """Report a redrive that is denied, which does not hurt leases. ``named`` is the queue as the user named it."""
+    """Report a denied redrive, which does not affect leases. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
     name = queue_reference(arn).name
@@ -351,7 +351,7 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
         Finding.note(
             "permission:redrive",
             f"redriving {name} is not allowed: {', '.join(denied)} denied",
-            why="Leases do not need that. Moving messages out of the dead-letter queue does.",
+            why="Leases do not need it; moving messages out of the dead-letter queue does.",
             command=f"sqs-lease policy {named} --redrive",
         )
     ]
@@ -361,13 +361,14 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     if isinstance(error, QueueNotFoundError):
         return Finding.harm(
             "dead_letter_queue",
-            f"its dead-letter queue {queue_reference(arn).name} does not exist, or may not be seen",
-            why="SQS then moves nothing: messages that always fail stay in this queue. dead_letter() cannot send.",
+            f"its dead-letter queue {queue_reference(arn).name} does not exist, or this caller may not see it",
+            why="If it does not exist, SQS moves nothing: messages that always fail stay in this queue. dead_letter() "
+            "cannot send.",
             change="Create that queue again, or name another one in the redrive policy.",
         )
     finding = Finding.harm if isinstance(error, CredentialsError) else Finding.note
     return finding(
         "dead_letter_queue",
-        f"its dead-letter queue {queue_reference(arn).name} cannot be looked at: {error.text or error}",
+        f"its dead-letter queue {queue_reference(arn).name} cannot be read: {error.text or error}",
         why="dead_letter() needs sqs:SendMessage on it.",
     )

@@ -8,7 +8,7 @@ from typing import Final
 from sqs_lease.cli.output import CommandError
 
 LONGEST_DAYS: Final = 3_650
-"""Longest duration that is taken for one."""
+"""Longest duration that is accepted."""
 
 _UNITS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 _TYPED: Final = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?:in)?)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
@@ -18,8 +18,8 @@ def typed_duration(text: str, option: str) -> float:
     """Read a duration that a user typed, in seconds; a number without a unit is seconds.
 
     Args:
-        text: What was typed.
-        option: The option it was typed for; used in the error.
+        text: The text that the user typed.
+        option: The option, for the error.
 
     Raises:
         CommandError: It is not a duration, not longer than 0, or longer than :data:`LONGEST_DAYS`.

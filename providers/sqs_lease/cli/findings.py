@@ -1,4 +1,4 @@
-"""What `sqs-lease doctor` found: values, and how they are shown."""
+"""The findings of `sqs-lease doctor`: values, and their output."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Level(StrEnum):
 
     FINE = "fine"
     NOTE = "note"
-    """Worth knowing; nothing has to be changed."""
+    """Useful to know; a change is not necessary."""
     BITES = "bites"
-    """It will do harm, in a case that comes sooner or later."""
+    """A problem: it will do harm in a case that comes sooner or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: What was looked at, as a word that does not change between versions.
+        check: The name of the check, which does not change between versions.
         level: How much it matters.
-        what: What is so, in one line.
-        why: What it will do; empty if that is obvious.
-        change: What to do about it: a sentence, or a command to be copied (see :attr:`command`).
+        what: The fact, in one line.
+        why: Its effect; empty if that is obvious.
+        change: The remedy: a sentence, or the introduction of a command (see :attr:`command`).
         command: A command for a shell that makes the change; empty without one.
     """
 
@@ -45,28 +45,28 @@ class Finding:
 
     @classmethod
     def fine(cls, check: str, what: str) -> Self:
-        """A finding that needs nothing."""
+        """Make a finding that needs no change."""
         return cls(check=check, level=Level.FINE, what=what)
 
     @classmethod
     def note(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
-        """A finding that is worth knowing."""
+        """Make a finding that is useful to know."""
         return cls(check=check, level=Level.NOTE, what=what, why=why, change=change, command=command)
 
     @classmethod
     def harm(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
-        """A finding that will do harm."""
+        """Make a finding of a problem."""
         return cls(check=check, level=Level.BITES, what=what, why=why, change=change, command=command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What was found about one subject: a queue, or this installation of a host.
+    """The findings about one subject: a queue, or this installation of a host.
 
     Attributes:
-        subject: What was examined, as the user named it.
+        subject: The subject, as the user named it.
         detail: Its full name, such as the queue's URL; empty without one.
-        findings: In the order in which they were looked at.
+        findings: The findings, in the order of the checks.
     """
 
     subject: str
@@ -75,7 +75,7 @@ class Examined:
 
     @property
     def bites(self) -> int:
-        """How many of the findings will do harm."""
+        """The number of problems."""
         return sum(finding.level is Level.BITES for finding in self.findings)
 
     def plain(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ _MARKS: Final = {Level.FINE: Mark.GOOD, Level.NOTE: Mark.NOTE, Level.BITES: Mark
 
 
 def show(examined: Iterable[Examined], screen: Console) -> None:
-    """Print findings for people: what bites with its reason and its change, all else in a line."""
+    """Print findings for people: problems with their reason and remedy, the others in a line."""
     for about in examined:
         screen.print(
             Text.assemble((about.subject, "bold"), f"  {about.detail}" if about.detail else ""), soft_wrap=True
@@ -108,7 +108,7 @@ def show(examined: Iterable[Examined], screen: Console) -> None:
 
 
 def _print_indented(text: str, screen: Console, *, before: Text | None = None, style: str = "") -> None:
-    """Print a text behind a margin, in as many lines as it needs, without blanks at their ends."""
+    """Print a text with an indent, in as many lines as it needs, without blanks at their ends."""
     lines = Text(text, style=style).wrap(screen, max(screen.width - len(_INDENT), 20)) if text else ()
     for number, line in enumerate(lines):
         line.rstrip()

@@ -1,4 +1,4 @@
-"""What a message looks like on a terminal: its size as SQS counts it, its age, and harmless text."""
+"""The display of a message on a terminal: its size as SQS counts it, its age, and harmless text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sqs_lease.core.messages import Message
 
 
 def size_bytes(message: Message) -> int:
-    """The size that SQS bills and limits: the body, and the names, types and values of the sender's attributes."""
+    """Return the size that SQS bills and limits: body, and names, types and values of the sender's attributes."""
     return len(message.body.encode()) + sum(
         len(name.encode()) + _attribute_bytes(attribute) for name, attribute in message.message_attributes.items()
     )
 
 
 def age_seconds(message: Message, now: float) -> float | None:
-    """How long ago a message was sent; None if SQS does not say.
+    """Return how long ago a message was sent; None if SQS does not tell.
 
     Args:
         message: The message.
@@ -26,7 +26,7 @@ def age_seconds(message: Message, now: float) -> float | None:
 
 
 def harmless(text: str) -> str:
-    """Return text with control characters as escapes, so that a terminal obeys none but line breaks and tabs."""
+    """Return text with control characters as escapes, except line breaks and tabs, so that a terminal ignores them."""
     return "".join(
         character
         if character.isprintable() or character in "\n\t"

@@ -1,11 +1,11 @@
 """The move task of a dead-letter queue, from its start to its end.
 
-SQS moves messages by a move task (``StartMessageMoveTask``): all that is visible in the queue, up to 500 messages a
+SQS moves messages by a move task (``StartMessageMoveTask``): all messages that are visible in the queue, up to 500 a
 second, by one task for a queue at a time. The task belongs to the queue, not to the process that started it: it goes
-on when that is killed, and anybody with the permission may cancel it.
+on when that is killed, and each user with the permission may cancel it.
 
-SQS lists a task's handle only while the task runs. So the task that was started here is known as the first one that
-began after those that were listed before. That is certain, because SQS refuses a second task beside it.
+SQS lists a task's handle only while the task runs. So this process recognizes its own task as the first one that began
+after the tasks that were listed before. That is certain, because SQS refuses a second task beside it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LOOK_SECONDS: Final = 1.0
 """Pause between two questions for a move task's progress."""
 
 NOT_LISTED_SECONDS: Final = 60.0
-"""How long SQS may leave out of its list a move task that was started, or fail to answer, before it is given up."""
+"""How long a started move task may be missing in SQS's list, or SQS may fail to answer, before the command ends."""
 
 CANCEL_SECONDS: Final = 10.0
-"""How long to try to cancel a move task, and to wait until SQS says that it has ended."""
+"""How long to try to cancel a move task, and to wait for its end in SQS's list."""
 
 _GOES_ON: Final = "The move task may go on; `sqs-lease redrive QUEUE --cancel` ends it."
 
@@ -57,7 +57,7 @@ class FollowedTask:
         Args:
             transport: Reaches SQS.
             source_arn: The dead-letter queue.
-            destination_arn: Where to; None moves each message back to the queue that it came from.
+            destination_arn: The destination; None moves each message back to the queue that it came from.
             rate: Most messages in a second; None leaves it to SQS.
 
         Raises:
@@ -68,14 +68,14 @@ class FollowedTask:
         try:
             await transport.start_move_task(source_arn, destination_arn=destination_arn, max_per_second=rate)
         except SqsError as error:
-            # The answer may be lost, and the task started all the same.
+            # The answer may be lost although the task started.
             if error.verdict is not Verdict.TRANSIENT or await made.listed() is None:
                 raise
         return made
 
     @classmethod
     async def running(cls, transport: RedriveTransport, source_arn: str) -> Self | None:
-        """Find the move task of a queue that runs; None if none does.
+        """Find the running move task of a queue; None without one.
 
         Raises:
             SqsError: The tasks cannot be listed.
@@ -87,7 +87,7 @@ class FollowedTask:
         return cls(transport, source_arn, max(began, default=0.0))
 
     async def listed(self) -> MoveTask | None:
-        """Ask SQS how far it is; None if SQS does not list it.
+        """Ask SQS for its progress; None if SQS does not list it.
 
         Raises:
             SqsError: The tasks cannot be listed.
@@ -100,10 +100,10 @@ class FollowedTask:
         """Wait until it has ended, and return it as SQS lists it then.
 
         Args:
-            show: Told the task each time that SQS was asked about it.
+            show: Called with the task after each answer of SQS.
 
         Raises:
-            CommandError: SQS refuses to list it, or has said nothing of it for :data:`NOT_LISTED_SECONDS`.
+            CommandError: SQS refuses to list it, or has not listed it for :data:`NOT_LISTED_SECONDS`.
         """
         listed_at = self._clock.now()
         while True:
@@ -119,7 +119,7 @@ class FollowedTask:
                 if not task.is_active:
                     return task
             elif self._clock.now() - listed_at > NOT_LISTED_SECONDS:
-                said = f"SQS has said nothing of the move task for {NOT_LISTED_SECONDS:g} s."
+                said = f"SQS has not listed the move task for {NOT_LISTED_SECONDS:g} s."
                 raise CommandError(f"{said} {_GOES_ON}", ExitCode.TROUBLE)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -127,12 +127,12 @@ class FollowedTask:
         """Cancel it unless it has ended, and return it as SQS lists it at its end.
 
         Raises:
-            CommandError: It could not be cancelled, or SQS did not say in :data:`CANCEL_SECONDS` that it was.
+            CommandError: It could not be cancelled, or SQS did not confirm that within :data:`CANCEL_SECONDS`.
         """
         give_up_at = self._clock.now() + CANCEL_SECONDS
         task: MoveTask | None = None
         while True:
-            failure = f"SQS did not say within {CANCEL_SECONDS:g} s that the move task has ended."
+            failure = f"SQS did not confirm within {CANCEL_SECONDS:g} s that the move task has ended."
             try:
                 task = await self.listed()
                 if task is not None and not task.is_active:
@@ -140,7 +140,7 @@ class FollowedTask:
                 if task is not None and task.handle:
                     await self._transport.cancel_move_task(self._source_arn, task.handle)
             except SqsError as error:
-                # A task that ended just now is refused, too: the next list says that it has ended.
+                # SQS also refuses to cancel a task that just ended: the next list shows its end.
                 failure = str(error)
                 if isinstance(error, AccessDeniedError):
                     give_up_at = self._clock.now()
@@ -152,5 +152,5 @@ class FollowedTask:
 
 
 def active_task(tasks: Sequence[MoveTask]) -> MoveTask | None:
-    """The task that keeps another one from being started; None without one."""
+    """Return the active task, beside which SQS does not start another one; None without one."""
     return next((task for task in tasks if task.is_active), None)

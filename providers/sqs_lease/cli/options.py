@@ -11,7 +11,7 @@ from sqs_lease.sqs.validation import queue_reference
 
 
 def queue_given(value: str) -> str:
-    """Refuse what is not the name, URL or ARN of a queue.
+    """Refuse a value that is not the name, URL or ARN of a queue.
 
     Raises:
         typer.BadParameter: It is not.
@@ -51,5 +51,5 @@ EndpointUrl = Annotated[
 
 
 def aws_access(region: str | None, profile: str | None, endpoint_url: str | None) -> AwsAccess:
-    """How to reach AWS by these options; what is None, boto3 finds out."""
+    """Make the access to AWS from these options; boto3 finds values that are None."""
     return AwsAccess(region_name=region, profile_name=profile, endpoint_url=endpoint_url)

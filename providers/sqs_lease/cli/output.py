@@ -1,7 +1,6 @@
-"""How every command prints: tables and text for people, ``--json`` for programs, one line for an error, exit codes.
+"""The output of all commands: tables and text for people, ``--json`` for programs, one line for an error, exit codes.
 
-Results go to standard output, errors to standard error. Message bodies are printed only where a command was asked
-for them.
+Results go to standard output, errors to standard error. Message bodies are printed only if an option asks for them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sqs_lease.sqs.errors import (
 
 
 class ExitCode(IntEnum):
-    """What the exit codes of all commands mean."""
+    """The exit codes of all commands."""
 
     FINE = 0
     TROUBLE = 1
@@ -41,7 +40,7 @@ class ExitCode(IntEnum):
 
 
 class CommandError(Exception):
-    """A command cannot go on; the text is one line that says what happened and what to do."""
+    """Error that ends a command; the text is one line with the problem and the remedy."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
@@ -49,7 +48,7 @@ class CommandError(Exception):
 
 
 class Mark(StrEnum):
-    """How a line begins that says how something is; the value is its style."""
+    """The symbol at the beginning of a line with a result; the value is its style."""
 
     GOOD = "green"
     NOTE = "cyan"
@@ -60,20 +59,20 @@ class Mark(StrEnum):
 _SYMBOLS: Final = {Mark.GOOD: "✓", Mark.NOTE: "·", Mark.WARNING: "!", Mark.BAD: "✗"}
 _ASCII_SYMBOLS: Final = {Mark.GOOD: "+", Mark.NOTE: "-", Mark.WARNING: "!", Mark.BAD: "x"}
 
-# Mistakes in what the user named or configured; SQS was not asked to do anything, or knows no such queue.
+# Mistakes in arguments or configuration: SQS was not called, or does not have such a queue.
 _BAD_INPUT: Final = (ConfigurationError, CredentialsError, EndpointError, QueueNotFoundError, WrongRegionError)
 
 _NO_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What writing to standard output fails with: its reader left, or the disk is full or broken."""
+"""Error codes of writing to standard output: its reader has ended, or the disk is full or broken."""
 
 
 def console() -> Console:
-    """The console for results: colors in a terminal only, and no guesses at what a number or a path is."""
+    """Return the console for results: colors in a terminal only, and no highlighting of numbers or paths."""
     return Console(highlight=False)
 
 
 def marked(mark: Mark, screen: Console) -> Text:
-    """The symbol of a mark, in its color; in ASCII where the terminal cannot show more."""
+    """Return the symbol of a mark, in its color; in ASCII if the terminal cannot show more."""
     try:
         "".join(_SYMBOLS.values()).encode(screen.encoding)
     except (LookupError, UnicodeEncodeError):
@@ -93,19 +92,19 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print what is worth knowing beside a result, on one line to standard error."""
+    """Print a note beside a result, on one line to standard error."""
     line = Text.assemble(("Note: ", "bold cyan"), _one_line(message))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 
 def _one_line(message: str) -> str:
-    """Text on one line: what a service answered may have characters in it that a terminal would obey."""
+    """Return text on one line, without control characters: a service's answer may have some."""
     return harmless(" ".join(message.split()))
 
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Turn what a command may raise into one line and an exit code.
+    """Turn the errors of a command into one line and an exit code.
 
     Raises:
         SystemExit: The command cannot go on.
@@ -124,7 +123,7 @@ def errors_as_lines() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_OUTPUT:
             raise
-        # What is left in the buffer would fail again when Python ends.
+        # The rest of the buffer would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if error.errno != errno.EPIPE:
             print_error(f"The output cannot be written: {error.strerror}")

@@ -1,4 +1,4 @@
-"""`sqs-lease peek`: a sample of messages. SQS has no way to look that is not a receive, so it says the price first."""
+"""`sqs-lease peek`: a sample of messages. SQS shows messages only by a receive, so the command warns first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sqs_lease.sqs.transport import QueueAttributes
 MOST_MESSAGES: Final = 10_000
 
 ANY_WIDTH: Final = 10_000
-"""More columns than any terminal has."""
+"""A width that is larger than any terminal's."""
 
 
 def peek(
@@ -38,7 +38,7 @@ def peek(
         int, typer.Option("--max", metavar="N", min=1, max=MOST_MESSAGES, help="Most messages to look at.")
     ] = 10,
     bodies: Annotated[bool, typer.Option("--bodies", help="Show the messages' bodies, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even where a receive could cost a message.")] = (
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if a receive could cost a message.")] = (
         False
     ),
     region: Region = None,
@@ -48,8 +48,8 @@ def peek(
 ) -> None:
     """Look at some messages of a queue, and give them back at once.
 
-    SQS shows a message only to a consumer that receives it. So the receive count of each message goes up by
-    one, and nobody else can receive it for a moment. In a terminal it asks first if the queue has a dead-letter queue.
+    SQS shows a message only to a consumer that receives it. So the receive count of each message goes up by one, and
+    other consumers cannot receive it for a moment. In a terminal it asks first if the queue has a dead-letter queue.
     """
     with queue_session(aws_access(region, profile, endpoint_url), queue) as session:
         url, attributes = session.run(_read(session.transport, queue))
@@ -74,14 +74,14 @@ async def _read(transport: RedriveTransport, queue: str) -> tuple[str, QueueAttr
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
     name = _name(attributes.arn)
-    counts = "To look is to receive: the receive count of each message goes up by one."
+    counts = "Peeking receives the messages: the receive count of each goes up by one."
     if attributes.max_receive_count is None or attributes.dead_letter_arn is None:
         yield Mark.NOTE, f"{counts} {name} has no dead-letter queue, so that has no effect."
     else:
         yield (
             Mark.WARNING,
-            f"{counts} {name} allows {attributes.max_receive_count} receives (maxReceiveCount): a message that had as "
-            f"many already is not shown, but moves to {_name(attributes.dead_letter_arn)}.",
+            f"{counts} {name} allows {attributes.max_receive_count} receives (maxReceiveCount): a message that already "
+            f"had that many is not shown, but moves to {_name(attributes.dead_letter_arn)}.",
         )
     if attributes.fifo:
         yield Mark.NOTE, "Messages behind these in their message groups are not shown, and wait until these are back."
@@ -110,7 +110,7 @@ def _table(attributes: QueueAttributes, sample: Sample, screen: Console) -> Tabl
 
 
 def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
-    """A row for each message; what it may lack is in columns of its own, or below its id."""
+    """Return a table with a row for each message; optional values have columns of their own, or are below its id."""
     has_attributes = any(message.message_attributes for message in sample.messages)
     has_groups = any(message.message_group_id is not None for message in sample.messages)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -144,7 +144,7 @@ def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
 
 def _with_details(message_id: str, **details: Text) -> Group:
     lines = (Text.assemble(f"{name} ", text) for name, text in details.items() if text)
-    # An id that is in two lines cannot be searched for, nor copied; so all else gives way to it.
+    # An id in two lines cannot be searched for or copied, so the other columns are narrower.
     return Group(Text(message_id, overflow="fold"), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 

@@ -1,8 +1,8 @@
-"""What each use of this package calls at AWS: recorded from the code, as data.
+"""The AWS calls of each use of this package: recorded from the code, as data.
 
 `tests/cli/test_recorded_permissions.py` runs the code with a recorder between it and the servers. It fails when the
-code calls what is not here, and when something is here that no code calls. What AWS asks for beyond the calls
-themselves is in :data:`IMPLIED` and :func:`key_actions`, by AWS's documentation.
+code makes a call that is not here, and when a call is here that the code does not make. :data:`IMPLIED` and
+:func:`key_actions` have the permissions that AWS requires beyond the calls themselves, by its documentation.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, TypeAlias
 
 
 class Place(StrEnum):
-    """What a permission is for."""
+    """The kind of resource that a permission is for."""
 
     QUEUE = "queue"
     DEAD_LETTERS = "dead-letter queue"
     FILES = "files"
-    """Where batches are on S3: ``payload=`` in Airflow, ``stored_batch()`` in Dagster, and the files of a job."""
+    """Batches on S3: ``payload=`` in Airflow, ``stored_batch()`` in Dagster, and the files of a job."""
     OBJECTS = "objects"
-    """What messages about S3 objects name."""
+    """The objects that messages about S3 objects name."""
 
 
 Needs: TypeAlias = Mapping[Place, frozenset[str]]
@@ -82,7 +82,7 @@ CLEAN_SOURCE: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-"""What `clean_source` of S3EventsSource calls for objects, besides what reads them: recorded, too."""
+"""The calls of S3EventsSource's `clean_source` for objects, besides reads: recorded, too."""
 
 VERIFY: Final = frozenset(
     {
@@ -106,7 +106,7 @@ VERIFY_ANYWHERE: Final = frozenset({"sqs:ListQueues"})
 """What it calls on all queues, to find those that an earlier run left."""
 
 IMPLIED: Final[Mapping[str, Needs]] = {
-    # SQS moves with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).
+    # SQS moves messages with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).
     "sqs:StartMessageMoveTask": {
         Place.DEAD_LETTERS: frozenset({"sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage"}),
         Place.QUEUE: frozenset({"sqs:SendMessage"}),
@@ -115,7 +115,7 @@ IMPLIED: Final[Mapping[str, Needs]] = {
 
 
 def needs_of(uses: frozenset[str]) -> Needs:
-    """What several uses need together, with what their calls imply.
+    """Return the permissions of several uses together, implied ones included.
 
     Args:
         uses: Keys of :data:`RECORDED`.
@@ -132,7 +132,7 @@ def needs_of(uses: frozenset[str]) -> Needs:
 
 
 def key_actions(actions: frozenset[str]) -> frozenset[str]:
-    """What calls on a queue need on the KMS key that encrypts it, by AWS's documentation.
+    """Return the actions that calls on a queue need on its KMS key, by AWS's documentation.
 
     Args:
         actions: The SQS actions.

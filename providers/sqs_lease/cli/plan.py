@@ -1,8 +1,8 @@
 """`sqs-lease plan`: calls and their price by renewal policy, and how long a crash keeps messages away.
 
-No rule of a policy is repeated here. A message is held in virtual time, without I/O, by the same
+The rules of the policies are not repeated here. A message is held in virtual time, without I/O, by the same
 :class:`~sqs_lease.core.ledger.Ledger` that holds messages in production, and its calls are counted. One message stands
-for ten: those of a batch are received together, so they fall due together, and a call is for ten of them.
+for ten: the messages of a batch are received together, so they fall due together, and a call is for ten of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.core.specs import POLICIES, encode_policy
 
 MOST_DOLLARS: Final = 1_000_000
-"""Highest price of a million requests that is taken for a price."""
+"""Highest price of a million requests that is accepted."""
 
 DAYS_A_MONTH: Final = 30
 
@@ -44,13 +44,13 @@ _MONTH_SECONDS: Final = DAYS_A_MONTH * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What the ledger did to hold a message from its receive to the end of the work.
+    """The hold of a message by the ledger, from its receive to the end of the work.
 
     Attributes:
         policy: The renewal policy, with its visibility timeout.
         extensions: How often the message was extended.
-        longest_wait_seconds: The most that was left of its lease at any moment. If all that could extend it dies just
-            then, the message is visible again so much later.
+        longest_wait_seconds: The most time that was left of its lease at any moment. After a crash at that moment, the
+            message is visible again only after this time.
         visible_after_seconds: When its lease ended although the work went on, in seconds from the receive; None if it
             was held to the end.
     """
@@ -63,13 +63,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is planned.
+    """The workload to plan for.
 
     Attributes:
-        messages: How many messages a batch has.
+        messages: The number of messages of a batch.
         work_seconds: How long the work on it takes.
         visibility_seconds: The visibility timeout that it is received with.
-        every_seconds: How often there is such a batch.
+        every_seconds: The time from one batch to the next.
         dollars_a_million: The price of a million requests.
     """
 
@@ -80,7 +80,7 @@ class Plan:
     dollars_a_million: float
 
     def holds(self) -> dict[str, Hold]:
-        """Hold a message of the batch by each policy; by the policies' names."""
+        """Hold a message of the batch by each policy; return the results by the policies' names."""
         return {name: hold(self._policy(kind), self.work_seconds) for name, kind in POLICIES.items()}
 
     def _policy(self, kind: type[RenewalPolicy]) -> RenewalPolicy:
@@ -90,17 +90,17 @@ class Plan:
         return kind(visibility=self.visibility_seconds)
 
     def calls(self, held: Hold) -> dict[str, int]:
-        """The calls for a batch, by what they do."""
+        """Return the numbers of calls for a batch, by their purpose."""
         tens = math.ceil(self.messages / MAX_BATCH_ENTRIES)
         calls = {"receive": tens, "extend": tens * held.extensions, "delete": tens}
         return {**calls, "total": sum(calls.values())}
 
     def requests_a_month(self, held: Hold) -> int:
-        """The requests of all batches within 30 days."""
+        """Return the requests of all batches within 30 days."""
         return round(self.calls(held)["total"] * _MONTH_SECONDS / self.every_seconds)
 
     def dollars_a_month(self, held: Hold) -> float:
-        """Their price."""
+        """Return their price."""
         return self.requests_a_month(held) * self.dollars_a_million / 1_000_000
 
     def __str__(self) -> str:
@@ -117,9 +117,7 @@ def plan(
     ] = f"{DEFAULT_VISIBILITY_SECONDS}s",
     every: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION", help="How often there is such a batch; by default as soon as the last one is done."
-        ),
+        typer.Option(metavar="DURATION", help="Time from one batch to the next; by default the time of the work."),
     ] = None,
     price: Annotated[
         float,
@@ -127,14 +125,14 @@ def plan(
             min=0,
             max=MOST_DOLLARS,
             metavar="DOLLARS",
-            help="Price of a million requests; in us-east-1, AWS asked 0.40 for standard and 0.50 for FIFO queues.",
+            help="Price of a million requests; in us-east-1 it was 0.40 for standard and 0.50 for FIFO queues.",
         ),
     ] = DOLLARS_A_MILLION,
     as_json: Json = False,
 ) -> None:
     """Compare the renewal policies: API calls, their price, and how long a crash delays the messages.
 
-    Nothing is asked of AWS. A message is held in virtual time, by the same code that holds messages in production.
+    It does not call AWS. A message is held in virtual time, by the same code that holds messages in production.
     """
     work_seconds = typed_duration(work, "--work")
     planned = Plan(
@@ -155,7 +153,7 @@ def plan(
 
 
 def hold(policy: RenewalPolicy, work_seconds: float) -> Hold:
-    """Hold a message in virtual time until its work has ended. SQS does each time what it is asked for.
+    """Hold a message in virtual time until its work has ended. Each call to SQS succeeds.
 
     Args:
         policy: The renewal policy, with a visibility timeout.
@@ -211,10 +209,10 @@ def _remarks(planned: Plan, holds: Mapping[str, Hold]) -> Iterator[tuple[Mark, s
         yield (
             Mark.BAD,
             f"{', '.join(names)}: the messages are visible again after {after}, while the work goes on for "
-            f"{shown_duration(planned.work_seconds)}. Others work on them, too.",
+            f"{shown_duration(planned.work_seconds)}. Other consumers work on them, too.",
         )
     if holds["growing"].visible_after_seconds is not None:
-        yield Mark.NOTE, "SQS keeps no message invisible for longer than 12 h after its receive, whatever extends it."
+        yield Mark.NOTE, "SQS keeps a message invisible for 12 h after its receive at most, in spite of extensions."
     yield (
         Mark.NOTE,
         f"A month: {DAYS_A_MONTH} days, {_MONTH_SECONDS / planned.every_seconds:,.0f} batches, one every "
@@ -222,11 +220,11 @@ def _remarks(planned: Plan, holds: Mapping[str, Hold]) -> Iterator[tuple[Mark, s
         "requests (--price). Each receive brings ten messages; empty receives come on top, and each 64 KiB of a "
         "receive counts as a request.",
     )
-    yield Mark.NOTE, "A crash: everything that extends the messages dies at the worst moment, and nothing takes over."
+    yield Mark.NOTE, "A crash: the process that extends the messages dies at the worst moment, without a successor."
 
 
 def _lapses(holds: Mapping[str, Hold]) -> dict[str, list[str]]:
-    """The policies that do not hold the messages to the end of the work, by when they are visible again."""
+    """Return the policies that do not hold the messages to the end of the work, by the time of visibility."""
     lapses: dict[str, list[str]] = {}
     for name, held in holds.items():
         if held.visible_after_seconds is not None:

@@ -1,4 +1,4 @@
-"""`sqs-lease policy`: the IAM policy with the least that a use of a queue needs."""
+"""`sqs-lease policy`: the IAM policy with the least permissions for a use of a queue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MADE_BY: Final = {"aws-cn": "amazonaws.com.cn"}
 
 
 class CleanSource(StrEnum):
-    """What becomes of an object whose records are stored: `clean_source` of S3EventsSource."""
+    """The action on an object after its records are stored: `clean_source` of S3EventsSource."""
 
     DELETE = "delete"
     TAG = "tag"
@@ -46,7 +46,7 @@ class EncryptedQueue:
     Attributes:
         arn: Its ARN.
         key: Its KMS key as the queue's attributes name it: an id, an ARN or an alias; None if SQS needs no
-            permission for it, or where it is not known.
+            permission for it, or if it is not known.
     """
 
     arn: str
@@ -55,7 +55,7 @@ class EncryptedQueue:
 
 @dataclass(frozen=True, slots=True)
 class QueueAndDeadLetters:
-    """A queue, and its dead-letter queue; None for one without, or where that is not known."""
+    """A queue, and its dead-letter queue; None without one, or if that is not known."""
 
     queue: EncryptedQueue | None
     dead_letters: EncryptedQueue | None
@@ -75,14 +75,14 @@ class S3Place:
         Raises:
             CommandError: It is another kind of address.
         """
-        # Not by urlsplit(): a key may have a "?" or a "#" in it.
+        # urlsplit() does not work here: a key may have a "?" or a "#" in it.
         found = _S3_ADDRESS.fullmatch(uri)
         if found is None:
             raise CommandError(f"{option}: {uri!r} is not an address on S3; write s3://bucket/prefix")
         return cls(found["bucket"], found["prefix"].strip("/"))
 
     def pattern(self, key: str) -> str:
-        """A pattern of IAM for keys below the prefix: each of its own characters stands for itself."""
+        """Return a pattern of IAM for keys below the prefix, with the prefix's special characters escaped."""
         return _MEANT_BY_IAM.sub(r"${\g<0>}", self.prefix) + key
 
 
@@ -97,26 +97,26 @@ def policy(
     files: Annotated[
         list[str] | None,
         typer.Option(
-            "--files", metavar="S3-URI", help="Where batches are stored: s3://bucket/prefix. May be repeated."
+            "--files", metavar="S3-URI", help="The place of stored batches: s3://bucket/prefix. May be repeated."
         ),
     ] = None,
     objects: Annotated[
         list[str] | None,
-        typer.Option("--objects", metavar="S3-URI", help="What messages about S3 objects name. May be repeated."),
+        typer.Option("--objects", metavar="S3-URI", help="The S3 objects that messages name. May be repeated."),
     ] = None,
     clean_source: Annotated[
         CleanSource | None,
-        typer.Option("--clean-source", help="What the Spark job does to these objects once their records are stored."),
+        typer.Option("--clean-source", help="The Spark job's action on these objects after their records are stored."),
     ] = None,
     as_json: Json = False,
     region: Region = None,
     profile: Profile = None,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Print the IAM policy with the least that a use of queues needs.
+    """Print the IAM policy with the least permissions for a use of queues.
 
-    Without an option it is for `lease` in a program; options may be combined. The actions are those that the code was
-    recorded to call. The dead-letter queue and the KMS keys are looked up; a queue given by its ARN needs no look-up.
+    Without an option it is for `lease` in a program; options may be combined. The actions were recorded from the code.
+    The dead-letter queue and the KMS keys are looked up; a queue given by its ARN needs no look-up.
     """
     chosen = {"airflow": airflow, "dagster": dagster, "spark": spark, "redrive": redrive}
     uses = frozenset(use for use, is_chosen in chosen.items() if is_chosen) or frozenset({"lease"})
@@ -135,7 +135,7 @@ def policy(
             found += _look_up(queue, access, is_redrive=uses == {"redrive"}, notes=notes)
     for place, option in ((Place.FILES, "--files"), (Place.OBJECTS, "--objects")):
         if place in needs and not places[place]:
-            notes.append(f"Nothing on S3 is allowed for {place}: name the place by {option} s3://bucket/prefix.")
+            notes.append(f"The policy allows nothing on S3 for {place}: name the place by {option} s3://bucket/prefix.")
         elif places[place] and place not in needs:
             raise CommandError(f"{option} is for {_uses_of(place)}")
     statements = list(policy_statements(uses, found, places, clean_source))
@@ -160,13 +160,13 @@ def policy_statements(
     places: Mapping[Place, Sequence[S3Place]],
     clean_source: CleanSource | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The statements of a policy.
+    """Return the statements of a policy.
 
     Args:
         uses: Keys of :data:`sqs_lease.cli.permissions.RECORDED`.
         queues: The queues.
-        places: Places on S3, by what is there.
-        clean_source: What becomes of objects whose records are stored; None where they are left.
+        places: Places on S3, by their kind.
+        clean_source: The action on objects after their records are stored; None if they are left.
     """
     needs = dict(needs_of(uses))
     if clean_source is not None:
@@ -199,7 +199,7 @@ def _statement(
 
 
 def _key_statements(name: str, actions: frozenset[str], queues: Sequence[EncryptedQueue]) -> Iterator[dict[str, Any]]:
-    """A statement for the keys of each region, and one for each alias: a policy cannot name an alias as a resource."""
+    """Yield a statement for the keys of each region, and one for each alias, which cannot be a policy's resource."""
     keys: dict[str, list[str]] = {}
     aliases: list[tuple[str, str, str]] = []
     for queue in queues:
@@ -230,9 +230,9 @@ def _s3_statement(title: str, actions: frozenset[str], places: Sequence[S3Place]
 
 
 def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str]) -> list[QueueAndDeadLetters]:
-    """Find a queue's ARN and key, and those of its dead-letter queue; what is not found out becomes a note.
+    """Find a queue's ARN and key, and those of its dead-letter queue; add a note for each that cannot be found.
 
-    For a redrive, a dead-letter queue may be given itself: then its source queues are found.
+    For a redrive, the dead-letter queue itself may be given: then its source queues are found.
     """
     try:
         client: Any = make_client(own_access(access, queue), queue=queue)
@@ -241,7 +241,7 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
     except SqsError as error:
         arn = _arn_of(queue)
         if arn is None:
-            raise CommandError(f"{error} Or give the queue by its ARN: then it need not be looked up.") from None
+            raise CommandError(f"{error} Or give the queue by its ARN, which needs no look-up.") from None
         notes.append(
             f"{queue} was not looked up, so its dead-letter queue and KMS keys are not in this policy: {error}"
         )
@@ -266,7 +266,7 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
         if sources:
             return [QueueAndDeadLetters(EncryptedQueue(source.arn, _key(source)), itself) for source in sources]
         notes.append(
-            f"{queue} has no dead-letter queue, so it is taken for one itself. Name its source queue instead: the "
+            f"{queue} has no dead-letter queue, so it is treated as one itself. Name its source queue instead: the "
             "messages go back to it, and the policy needs both."
         )
         return [QueueAndDeadLetters(None, itself)]
@@ -295,7 +295,7 @@ def _key(state: QueueState) -> str | None:
 
 
 def _arn_of(queue: str) -> str | None:
-    """The ARN that a queue's ARN or URL at AWS tells; None for all others."""
+    """Return the ARN in a queue's ARN or URL at AWS; None for other names."""
     if queue.startswith("arn:"):
         return queue
     reference = queue_reference(queue)

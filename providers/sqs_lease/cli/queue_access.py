@@ -1,12 +1,12 @@
-"""Calls on one queue that change nothing: what `doctor` asks, and which permissions the answers prove.
+"""Calls on one queue that change nothing: the questions of `doctor`, and the permissions that the answers prove.
 
-SQS has no dry run. Each permission is probed by a call that cannot do anything even where it is allowed: a receipt
-handle that does not exist, a batch without entries, a receive of no messages. How much an answer proves differs:
+SQS has no dry run. Each permission is probed by a call that has no effect even if it is allowed: a receipt handle that
+does not exist, a batch without entries, a receive of no messages. The answers prove different things:
 
-- A read that answers is allowed. So are changes that are refused for their receipt handle alone: a caller without the
+- A read that answers is allowed. So is a change that is refused only for its receipt handle: a caller without the
   permission is denied before that.
-- For a receive, a send and a move task it is documented nowhere whether SQS checks the permission or the request first.
-  There a denial is certain, and its absence proves nothing: :attr:`Permit.NOT_DENIED`.
+- For a receive, a send and a move task it is not documented whether SQS checks the permission or the request first.
+  There a denial is certain, but another refusal proves nothing: :attr:`Permit.NOT_DENIED`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _NO_QUEUE: Final = "sqs-lease-doctor-no-such-queue-1b0f3a52"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call brought.
+    """The answer to a call.
 
     Attributes:
-        content: The answer; empty if the call failed.
+        content: The content; empty if the call failed.
         error: Why it failed; None if it did not.
         clock_seconds: How far the server's clock is ahead of this machine's; None if there was no answer.
         seconds: How long the call took.
@@ -57,7 +57,7 @@ class Answer:
 
 
 class QueueCaller:
-    """Makes single calls on a queue and returns their errors as values.
+    """A caller of single operations on a queue, which returns their errors as values.
 
     Args:
         client: An SQS client of boto3.
@@ -80,13 +80,13 @@ class QueueCaller:
             error = error_from_exception(raised, operation=operation, queue=self._queue)
             if error is None:
                 raise
-            # Those of the HTTP client have a response as well, which may be None.
+            # Errors of the HTTP client have a response as well, which may be None.
             metadata = raised.response.get("ResponseMetadata", {}) if isinstance(raised, ClientError) else {}
         seconds = time.monotonic() - began
         return Answer(content, error, _clock_seconds(metadata, began_at + seconds / 2), seconds)
 
     def url(self) -> Answer:
-        """Ask for the queue's URL, also where the user gave it: the package asks wherever a name or an ARN is given."""
+        """Ask for the queue's URL, even if the user gave it, because leases ask when a name or an ARN is given."""
         return self.call("GetQueueUrl", **queue_url_request(queue_reference(self._queue)))
 
     def attributes(self, url: str) -> Answer:
@@ -95,23 +95,23 @@ class QueueCaller:
 
 
 class Permit(StrEnum):
-    """What is known of a permission."""
+    """The knowledge about a permission."""
 
     ALLOWED = "allowed"
     NOT_DENIED = "not denied"
     DENIED = "denied"
     NOT_OFFERED = "not offered"
-    """The server does not know the call."""
+    """The server does not have this call."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A permission on a queue, as far as a probe tells.
+    """The result of a probe of a permission on a queue.
 
     Attributes:
         action: The IAM action, without ``sqs:``.
-        permit: What is known.
+        permit: The result.
         error: Why it was denied, or is not known; None for other permits.
     """
 
@@ -125,7 +125,7 @@ class _Probe:
     action: str
     operation: str
     parameters: Callable[[str, str], Mapping[str, Any]]
-    """Makes them of the queue's URL and ARN."""
+    """Makes the parameters from the queue's URL and ARN."""
     proves: bool
     """Whether a refusal of the request itself proves the permission."""
 
@@ -157,12 +157,12 @@ RECEIVING: Final = (
         proves=True,
     ),
 )
-"""What every lease needs on its queue, beside the two reads."""
+"""Probes of the permissions that every lease needs on its queue, beside the two reads."""
 
 SENDING: Final = (
     _Probe("SendMessage", "SendMessageBatch", lambda url, _: {"QueueUrl": url, "Entries": []}, proves=False),
 )
-"""What ``dead_letter()`` needs on the dead-letter queue."""
+"""Probes of the permissions that ``dead_letter()`` needs on the dead-letter queue."""
 
 MOVING: Final = (
     _Probe("ListMessageMoveTasks", "ListMessageMoveTasks", lambda _, arn: {"SourceArn": arn}, proves=True),
@@ -171,7 +171,7 @@ MOVING: Final = (
         "StartMessageMoveTask",
         lambda _, arn: {
             "SourceArn": arn,
-            # Two mistakes, so that no server starts anything.
+            # Two mistakes, so that servers cannot start a task.
             "DestinationArn": f"{arn.rpartition(':')[0]}:{_NO_QUEUE}",
             "MaxNumberOfMessagesPerSecond": MAX_MOVES_PER_SECOND + 1,
         },
@@ -185,7 +185,7 @@ MOVING: Final = (
     ),
     _Probe("ListDeadLetterSourceQueues", "ListDeadLetterSourceQueues", lambda url, _: {"QueueUrl": url}, proves=True),
 )
-"""What a redrive needs on the dead-letter queue."""
+"""Probes of the permissions that a redrive needs on the dead-letter queue."""
 
 
 def probe(caller: QueueCaller, probes: tuple[_Probe, ...], *, url: str, arn: str) -> tuple[Permission, ...]:
@@ -204,7 +204,7 @@ def probe(caller: QueueCaller, probes: tuple[_Probe, ...], *, url: str, arn: str
 
 
 def permission_of(action: str, answer: Answer, *, proves: bool = True) -> Permission:
-    """What an answer says about a permission.
+    """Derive a permission from an answer.
 
     Args:
         action: The IAM action, without ``sqs:``.
@@ -215,7 +215,7 @@ def permission_of(action: str, answer: Answer, *, proves: bool = True) -> Permis
     if error is None:
         return Permission(action, Permit.ALLOWED)
     if isinstance(error, AccessDeniedError):
-        # The text names the action; a probe may be denied for another one that the service asks for first.
+        # The text names the denied action; a probe may be denied for another action that SQS checks first.
         names = error.text.lower()
         is_another = "not authorized to perform: sqs:" in names and f"sqs:{action.lower()}" not in names
         return Permission(action, Permit.NOT_DENIED if is_another else Permit.DENIED, error)
@@ -236,5 +236,5 @@ def _clock_seconds(metadata: Mapping[str, Any], here: float) -> float | None:
         return None
     if there is None:
         return None
-    # The header has whole seconds, cut off: half a second is the middle.
+    # The header has whole seconds, rounded down: half a second is the average of the rest.
     return there.timestamp() + 0.5 - here

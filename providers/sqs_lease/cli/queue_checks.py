@@ -1,4 +1,4 @@
-"""What the settings of a queue will do to leases: findings from its attributes, without any call."""
+"""Checks of a queue's settings: their effects on leases, found from its attributes, without any call."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ LEAST_RECEIVE_COUNT: Final = 3
 SUGGESTED_RECEIVE_COUNT: Final = 5
 
 CROWDED_SHARE: Final = 0.8
-"""The share of the limit of messages in flight from which on it is a finding."""
+"""The share of the limit of messages in flight that makes a finding."""
 
 LONG_VISIBILITY_SECONDS: Final = 3600
-"""A longer visibility timeout is how long messages are away after a crash, and leases have no need of it."""
+"""A longer visibility timeout is a finding: after a crash, messages are away for that time, and leases need no more."""
 
 CLOCK_SECONDS: Final = 60
 """A larger difference of clocks is a finding."""
 
 REFUSED_CLOCK_SECONDS: Final = 900
-"""By how much a signature may be off."""
+"""The clock difference above which SQS refuses signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as its attributes say.
+    """A queue by its attributes.
 
     Attributes:
         url: Its URL.
-        attributes: What ``GetQueueAttributes`` returned.
+        attributes: The answer of ``GetQueueAttributes``.
         cli: The words that follow ``aws`` in commands, so that they reach the same queue.
     """
 
@@ -73,15 +73,15 @@ class QueueState:
 
     @property
     def retention_seconds(self) -> int:
-        """How long it keeps a message."""
+        """The time for which it keeps a message."""
         return self.number("MessageRetentionPeriod", 345_600)
 
     def number(self, name: str, default: int = 0) -> int:
-        """An attribute that is a number."""
+        """Return an attribute that is a number."""
         return int(self.attributes.get(name) or default)
 
     def setting(self, **values: str) -> str:
-        """The command that sets attributes of the queue."""
+        """Return the command that sets attributes of the queue."""
         simple = ",".join(f"{name}={value}" for name, value in values.items())
         written = simple if all(value.isalnum() for value in values.values()) else json.dumps(values)
         words = ["aws", *self.cli, "sqs", "set-queue-attributes", "--queue-url", self.url, "--attributes", written]
@@ -90,12 +90,12 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class QueueContext:
-    """What is known about the queues around a queue, and about the work on its messages.
+    """The queues around a queue, and the work on its messages.
 
     Attributes:
-        dead_letters: Its dead-letter queue; None without one, or where it cannot be read.
-        sources: The URLs of the queues whose dead-letter queue it is; None if that is not known.
-        waits_for_queue: Whether leases take the queue's own visibility timeout; the sensors of Airflow do not.
+        dead_letters: Its dead-letter queue; None without one, or if it cannot be read.
+        sources: The URLs of the queues that it is the dead-letter queue of; None if that is not known.
+        waits_for_queue: Whether leases use the queue's own visibility timeout; the sensors of Airflow do not.
         attempts: How often a host tries the work again, each time with another receive.
     """
 
@@ -106,7 +106,7 @@ class QueueContext:
 
 
 def queue_findings(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
-    """All findings about a queue's settings, in the order in which people read them."""
+    """Yield all findings about a queue's settings, in the order in which people read them."""
     yield from _visibility(queue, around)
     yield from _dead_letters(queue, around)
     yield from _retention(queue)
@@ -117,7 +117,7 @@ def queue_findings(queue: QueueState, around: QueueContext) -> Iterator[Finding]
 
 
 def clock_finding(ahead_seconds: float) -> Finding:
-    """What the difference of this machine's clock and the server's means.
+    """Return the finding about the difference of this machine's clock and the server's.
 
     Args:
         ahead_seconds: How far the server's clock is ahead.
@@ -144,7 +144,7 @@ def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
         yield Finding.harm(
             check,
             what,
-            why="Every message is visible again at once. A lease refuses the queue, unless it is given visibility=."
+            why="Every message is visible again at once. A lease without visibility= refuses the queue."
             if seconds < 1
             else f"A lease so short extends when two thirds are left, {shown_duration(round(left, 1))} here. An "
             f"extension without an answer is given up after {shown_duration(ANSWER_SECONDS)}: by then others can "
@@ -156,7 +156,7 @@ def _visibility(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
         yield Finding.harm(
             check,
             what,
-            why=f"After a crash, nobody can receive the messages for up to {shown_duration(seconds)}. A lease is "
+            why=f"After a crash, the messages cannot be received for up to {shown_duration(seconds)}. A lease is "
             "extended while the work runs, so the visibility timeout need not be as long as the work.",
             change="Set it to a few minutes, if all consumers of the queue extend their messages.",
             command=queue.setting(VisibilityTimeout="180"),
@@ -188,7 +188,8 @@ def _dead_letters(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
             f"maxReceiveCount is {count}",
             why="A receive counts even when the work never ran: a process was killed, an answer was lost, a run was "
             f"cleared. After {count} of those SQS moves a good message to {dead_name}.",
-            change=f"Raise it to {SUGGESTED_RECEIVE_COUNT}, and let on_failure=dead_letter() move what cannot succeed.",
+            change=f"Raise it to {SUGGESTED_RECEIVE_COUNT}, and let on_failure=dead_letter() move messages that cannot "
+            "succeed.",
             command=_redrive_setting(queue, SUGGESTED_RECEIVE_COUNT),
         )
     else:
@@ -205,13 +206,13 @@ def _without_dead_letters(queue: QueueState, around: QueueContext) -> Finding:
         return Finding.note(
             "dead_letter_queue",
             "it has no dead-letter queue, and whether it is one itself is not known",
-            why="Without one, a message whose work always fails comes back until the queue's retention ends.",
+            why="Without one, a message that always fails comes back until the queue's retention ends.",
         )
     return Finding.harm(
         "dead_letter_queue",
         "it has no dead-letter queue",
-        why="A message whose work always fails comes back until the queue's retention ends, and is then deleted. "
-        "on_failure=dead_letter() has nowhere to send it.",
+        why="A message that always fails comes back until the queue's retention ends, and is then deleted. "
+        "on_failure=dead_letter() cannot send it anywhere.",
         change=f"Create a {'FIFO ' if queue.is_fifo else ''}queue in the same account and region, and name it in this "
         "queue's redrive policy:",
         command=queue.setting(
@@ -238,15 +239,15 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
         yield Finding.fine("dead_letter_retention", what)
     else:
         why = (
-            "SQS counts from when a message was first sent, also after it moved it. A message that waited here for "
-            f"{shown_duration(dead_kept)} is deleted in {dead.name} before anybody looks at it."
+            "SQS counts from the time when a message was first sent, even after a move. A message that waited here for "
+            f"{shown_duration(dead_kept)} is deleted in {dead.name} before people can look at it."
         )
         if dead_kept < MAX_RETENTION_SECONDS:
             yield Finding.harm(
                 "dead_letter_retention",
                 what,
                 why=why,
-                change="Let the dead-letter queue keep them for 14 days, the most.",
+                change="Let the dead-letter queue keep them for 14 days, the longest time.",
                 command=dead.setting(MessageRetentionPeriod=str(MAX_RETENTION_SECONDS)),
             )
         else:
@@ -286,7 +287,7 @@ def _in_flight(queue: QueueState) -> Iterator[Finding]:
     if in_flight < CROWDED_SHARE * MAX_IN_FLIGHT:
         yield Finding.fine("in_flight", what)
         return
-    refuses = "gives out no messages, without an error" if queue.is_fifo else "refuses to give out any (OverLimit)"
+    refuses = "returns no messages, without an error" if queue.is_fifo else "refuses receives (OverLimit)"
     yield Finding.harm(
         "in_flight",
         what,
@@ -316,7 +317,7 @@ def _encryption(queue: QueueState) -> Iterator[Finding]:
         "encryption",
         f"it is encrypted with the KMS key {key}",
         why="Consumers need kms:Decrypt on it, and senders need kms:GenerateDataKey and kms:Decrypt. That is not "
-        "probed: SQS uses the key only when a message is really received or sent.",
+        "probed: SQS uses the key only when a message is received or sent.",
         change=f"`sqs-lease policy {queue.name}` prints a policy with it.",
     )
 
@@ -330,5 +331,5 @@ def _fifo(queue: QueueState) -> Iterator[Finding]:
         "fifo",
         "it is a FIFO queue with 300 calls a second for each action",
         why="Receives, extensions and deletes go in tens, so that is 3 000 messages a second of each. Messages behind "
-        "a held one of their group wait, whatever the throughput.",
+        "a held one of their group wait, at any throughput.",
     )

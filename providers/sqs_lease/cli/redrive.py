@@ -1,4 +1,4 @@
-"""`sqs-lease redrive`: first why messages were dead-lettered, then their move back to where they came from."""
+"""`sqs-lease redrive`: shows why messages were dead-lettered, then moves them back to their queues."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import FIFO_SUFFIX, queue_reference
 
 SURVEYED_MESSAGES: Final = 1_000
-"""How many messages are looked at for the summary, at most."""
+"""Most messages that are received for the summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is to move, and why it is there.
+    """The messages to move, and the causes why they are there.
 
     Attributes:
         queue_url: The dead-letter queue.
-        attributes: What it says of itself.
-        destination_arn: The queue that takes all messages; None where each goes back to where it came from.
+        attributes: Its attributes.
+        destination_arn: The queue that takes all messages; None if each goes back to the queue that it came from.
         where: The same for people: ``back to orders``.
-        sample: The messages that were looked at.
-        causes: Why they are there.
+        sample: The sample of messages.
+        causes: The causes of the sample.
     """
 
     queue_url: str
@@ -70,12 +70,12 @@ class Survey:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all messages that can be received were looked at."""
+        """Whether all messages that can be received are in the sample."""
         return len(self.sample.messages) >= self.attributes.visible
 
     @property
     def to_move(self) -> int:
-        """About how many messages there are to move."""
+        """The approximate number of messages to move."""
         return len(self.sample.messages) if self.is_whole else self.attributes.visible
 
     @property
@@ -89,7 +89,7 @@ def redrive(
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="QUEUE", parser=queue_given, help="Move all to this queue; by default each to where it came from."
+            metavar="QUEUE", parser=queue_given, help="Move all to this queue; by default each to its source queue."
         ),
     ] = None,
     rate: Annotated[
@@ -98,10 +98,10 @@ def redrive(
             metavar="N",
             min=1,
             max=MAX_MOVES_PER_SECOND,
-            help="Move so many messages a second, at most; by default SQS chooses.",
+            help="Most messages to move in a second; by default SQS chooses.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be moved.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which messages would be moved.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the move task of the queue, if one runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before moving.")] = False,
     region: Region = None,
@@ -111,14 +111,14 @@ def redrive(
 ) -> None:
     """Move the messages of a dead-letter queue back to their queues, after a summary of why they are there.
 
-    For the summary up to 1,000 messages are received, and given back at once. In a terminal it then asks. SQS moves
-    them, by a move task. Ctrl-C cancels that; what was moved stays moved, and it says how much that was.
+    For the summary up to 1,000 messages are received, and given back at once. In a terminal it then asks. SQS moves the
+    messages by a move task. Ctrl-C cancels the task; it prints the number of moved messages, which stay moved.
     """
     screen, aside = console(), Console(stderr=True, highlight=False)
     with queue_session(aws_access(region, profile, endpoint_url), queue) as session, _explained(queue):
         if cancel:
             if to is not None or rate is not None or dry_run:
-                raise CommandError("--cancel moves nothing: leave out --to, --rate and --dry-run")
+                raise CommandError("--cancel does not move messages: leave out --to, --rate and --dry-run")
             url, cancelled = session.run(_cancel(session.transport, queue))
             if as_json:
                 print_json({"queue_url": url, "move": None if cancelled is None else _report(cancelled)})
@@ -150,7 +150,7 @@ def redrive(
 
 @contextmanager
 def _explained(queue: str) -> Iterator[None]:
-    """Turn refusals into errors that say what to do."""
+    """Turn refusals into errors with a remedy."""
     try:
         yield
     except SqsError as error:
@@ -163,7 +163,7 @@ def _explained(queue: str) -> Iterator[None]:
             text = f"{queue}: this SQS server has no move tasks ({error.code})"
             raise CommandError(text, ExitCode.TROUBLE) from error
         if isinstance(error, AccessDeniedError):
-            text = f"{error} This prints all that a redrive needs: sqs-lease policy {queue} --redrive"
+            text = f"{error} This prints all permissions of a redrive: sqs-lease policy {queue} --redrive"
             raise CommandError(text, ExitCode.TROUBLE) from error
         raise
 
@@ -171,7 +171,7 @@ def _explained(queue: str) -> Iterator[None]:
 def _not_dead_letters(queue: str) -> CommandError:
     return CommandError(
         f"{queue}: it is not the dead-letter queue of any queue, and SQS moves messages out of such queues only. Name "
-        "the dead-letter queue, or set it in the RedrivePolicy of the queue whose failed messages it takes"
+        "the dead-letter queue, or set this one in the RedrivePolicy of its source queue"
     )
 
 
@@ -192,14 +192,14 @@ async def _survey(transport: RedriveTransport, queue: str, to: str | None) -> Su
     url = await transport.queue_url(queue)
     attributes = await transport.queue_attributes(url)
     destination_arn = None if to is None else await _named_destination(transport, queue, url, to)
-    # All is asked before the messages are received: to look at those of a queue that is at work would count as a
-    # receive, and a move task that runs leaves out what is in flight.
+    # All checks come before the receive: in a queue with consumers it would raise receive counts for nothing, and a
+    # running move task leaves out messages that are in flight.
     sources = await _sources(transport, queue, url)
     if sources is None and attributes.dead_letter_arn is not None:
         raise CommandError(
-            f"{queue} may be a queue at work: it has a dead-letter queue, "
+            f"{queue} may be a queue with consumers: it has a dead-letter queue, "
             f"{queue_reference(attributes.dead_letter_arn).name}. Name that one. If {queue} is a dead-letter queue "
-            "itself, allow sqs:ListDeadLetterSourceQueues, which tells"
+            "itself, allow sqs:ListDeadLetterSourceQueues, which shows that"
         )
     active = active_task(await transport.move_tasks(attributes.arn))
     if active is not None:
@@ -207,12 +207,12 @@ async def _survey(transport: RedriveTransport, queue: str, to: str | None) -> Su
     if to is not None:
         where = f"to {queue_reference(to).name}"
     elif sources is not None and len(sources) == 1:
-        # Named, because a message that dead_letter() sent does not say where it came from, and would end the task.
-        # A dead-letter queue is in the account and the region of its source queues.
+        # The destination is named, because a message that dead_letter() sent has no source queue for SQS, and would
+        # end the task. A dead-letter queue is in the account and the region of its source queues.
         name = queue_reference(sources[0]).name
         destination_arn, where = f"{attributes.arn.rpartition(':')[0]}:{name}", f"back to {name}"
     else:
-        where = "back to where they came from"
+        where = "back to their source queues"
     sample = await look(transport, url, SURVEYED_MESSAGES)
     return Survey(url, attributes, destination_arn, where, sample, causes_of(sample))
 
@@ -227,11 +227,11 @@ async def _named_destination(transport: RedriveTransport, queue: str, url: str, 
 
 
 async def _sources(transport: RedriveTransport, queue: str, url: str) -> Sequence[str] | None:
-    """The URLs of the queues whose dead-letter queue this is; None where that cannot be asked."""
+    """Return the URLs of the queues that this is the dead-letter queue of; None if that cannot be asked."""
     try:
         sources = await transport.dead_letter_sources(url)
     except SqsError as error:
-        # Emulators may lack this call, and who may move need not be allowed to list.
+        # Emulators may lack this call, and a caller who may move messages need not have the permission to list.
         if error.verdict is not Verdict.REFUSED or isinstance(error, QueueNotFoundError):
             raise
         return None
@@ -252,13 +252,13 @@ async def _move(
         started = await asyncio.shield(starting)
         return await started.follow(show), False
     except asyncio.CancelledError:
-        # The start may be on its way, and a task that nobody follows would go on.
+        # The start may be on its way, and the task would go on without this command.
         await end_of(starting)
         return await starting.result().cancel(), True
 
 
 async def _cancel(transport: RedriveTransport, queue: str) -> tuple[str, MoveTask | None]:
-    """Cancel the move task of a queue. Return the queue's URL and the task; None where none runs."""
+    """Cancel the move task of a queue. Return the queue's URL and the task; None if no task runs."""
     url = await transport.queue_url(queue)
     running = await FollowedTask.running(transport, (await transport.queue_attributes(url)).arn)
     return url, None if running is None else await running.cancel()
@@ -269,7 +269,7 @@ async def _cancel(transport: RedriveTransport, queue: str) -> tuple[str, MoveTas
 
 @contextmanager
 def _progress(aside: Console, survey: Survey) -> Iterator[Callable[[MoveTask], None]]:
-    """Draw a bar in a terminal while the block runs; it is given the task as SQS lists it."""
+    """Draw a progress bar in a terminal while the block runs; yield a function that updates it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -301,7 +301,7 @@ def _remarks(survey: Survey, rate: int | None) -> Iterator[tuple[Mark, str]]:
     if survey.sample.not_given_back:
         yield Mark.BAD, survey.sample.not_given_back
     if survey.attributes.fifo and not survey.is_whole:
-        yield Mark.NOTE, "SQS shows no message of a group behind one that is looked at."
+        yield Mark.NOTE, "SQS does not show messages of a group behind one that is being received."
     pace = "" if rate is None else f", at most {rate} a second"
     yield Mark.NOTE, f"To move: {survey.counted}, {survey.where}. SQS moves them{pace}."
 
@@ -309,7 +309,7 @@ def _remarks(survey: Survey, rate: int | None) -> Iterator[tuple[Mark, str]]:
 def _end(task: MoveTask, survey: Survey, trouble: str, *, is_interrupted: bool) -> tuple[Mark, str]:
     moved = _moved(task)
     if is_interrupted:
-        rest = f"The others are in {survey.name} still; run it again for them."
+        rest = f"The others are still in {survey.name}; run it again for them."
         return Mark.WARNING, f"Stopped. Moved until then: {moved}, {survey.where}. {rest}"
     return Mark.BAD if trouble else Mark.GOOD, f"Moved {moved} {survey.where}. {trouble}".rstrip()
 
@@ -318,12 +318,12 @@ def _end_of_cancel(task: MoveTask | None, queue: str) -> tuple[Mark, str]:
     if task is None:
         return Mark.NOTE, f"No move task of {queue} runs."
     if task.status in (CANCELLED, CANCELLING):
-        return Mark.GOOD, f"Cancelled. Moved until then: {_moved(task)}. The others are in {queue} still."
+        return Mark.GOOD, f"Cancelled. Moved until then: {_moved(task)}. The others are still in {queue}."
     return Mark.NOTE, f"The move task ended before it was cancelled: {task.status}, {_moved(task)} moved."
 
 
 def _trouble(task: MoveTask) -> str:
-    """Why a task did not move all messages, and what to do; empty if it did."""
+    """Return why a task did not move all messages, and the remedy; empty if it did."""
     if task.status in (CANCELLED, CANCELLING):
         return "The move task was cancelled, but not by this command."
     if task.status == COMPLETED:

@@ -15,8 +15,8 @@ def print_remarks(screen: Console, remarks: Iterable[tuple[Mark, str]]) -> None:
     """Print remarks in order; print nothing without remarks.
 
     Args:
-        screen: Where to.
-        remarks: The mark and the text of each. The text is taken as it is, without markup.
+        screen: The console.
+        remarks: The mark and the text of each. The text is printed as it is, without markup.
     """
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)

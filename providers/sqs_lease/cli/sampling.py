@@ -1,7 +1,7 @@
-"""Looks at messages of a queue: receives them with a lease, and releases all together at the end.
+"""A sample of a queue's messages: it is received with a lease, and released together at the end.
 
-None is received twice, because all are held until the end. If the command is killed meanwhile, they are visible again
-within a minute.
+A message is not received twice, because all are held until the end. If the command is killed meanwhile, they are
+visible again within a minute.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LINGER_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was looked at.
+    """A sample of messages.
 
     Attributes:
         messages: The messages.
-        looked_at: When, in seconds since the epoch.
-        given_back: How many of them are visible again; the others are within a minute.
+        looked_at: When they were received, in seconds since the epoch.
+        given_back: How many of them are visible again; the others will be within a minute.
     """
 
     messages: Sequence[Message]
@@ -44,13 +44,13 @@ class Sample:
 
     @property
     def not_given_back(self) -> str:
-        """Say how many could not be given back, for people; empty if all were."""
+        """Return a sentence with the number of messages that could not be given back; empty without any."""
         left = len(self.messages) - self.given_back
         return "" if not left else f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s."
 
 
 async def look(transport: Transport, url: str, most: int) -> Sample:
-    """Receive some messages and give them back. Cancelled, it gives back what it holds, too.
+    """Receive some messages and give them back, also when it is cancelled.
 
     Args:
         transport: Reaches SQS.

@@ -17,7 +17,7 @@ from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
 PATIENCE_SECONDS: Final = 15.0
-"""For so long after the first Ctrl-C, further ones are ignored: messages are being given back."""
+"""Time after the first Ctrl-C in which further ones are ignored, because messages are being given back."""
 
 _T = TypeVar("_T")
 _Reached = TypeVar("_Reached", bound=RedriveTransport)
@@ -48,14 +48,14 @@ class Session(Generic[_Reached]):
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited.
 
-        A second one, as of an impatient user, must not leave messages in flight: it is ignored, unless the end takes
-        longer than :data:`PATIENCE_SECONDS`.
+        A second Ctrl-C must not leave messages in flight: it is ignored, unless the end takes longer than
+        :data:`PATIENCE_SECONDS`.
 
         Raises:
-            KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine did not return in spite of it.
+            KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine ended by it.
         """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            # Ctrl-C does not end this process: it is another program's, or ignored.
+            # Ctrl-C has another handler in this process, or is ignored.
             return self._runner.run(work)
         loop = self._runner.get_loop()
         interrupted_at: list[float] = []
@@ -99,7 +99,7 @@ def queue_session(access: AwsAccess, queue: str) -> Session[RedriveTransport]:
 
 
 def own_access(access: AwsAccess, queue: str) -> AwsAccess:
-    """How to reach a queue. A URL off AWS names its endpoint: SQS itself is never told the host of a queue's URL.
+    """Return the access to a queue. A URL off AWS names its endpoint: boto3 ignores the host of a queue's URL.
 
     Args:
         access: How to reach AWS.
@@ -124,12 +124,12 @@ def is_off_aws(queue: str) -> bool:
 
 def is_at(endpoint: str, queue_url: str) -> bool:
     """Whether calls to an endpoint reach the server that a URL off AWS names."""
-    # Emulators go by several names of a host, so the port tells.
+    # An emulator's host may have several names, so only the port is compared.
     return not _is_aws(endpoint) and urlsplit(endpoint).port == urlsplit(queue_url).port
 
 
 def endpoint_of(queue_url: str) -> str:
-    """The endpoint that a queue's URL names."""
+    """Return the endpoint that a queue's URL names."""
     parts = urlsplit(queue_url)
     return f"{parts.scheme}://{parts.netloc}"
 

@@ -1,4 +1,4 @@
-"""Which versions are installed, and whether they are those that this package is made for."""
+"""Checks of the installed versions: whether this package supports them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PACKAGE: Final = "sqs-lease"
 
 
 def base_versions() -> Finding:
-    """The versions that every host shares."""
+    """Return a finding with the versions that every host shares."""
     named = ", ".join(f"{name} {version(name)}" for name in (_PACKAGE, "boto3", "botocore"))
     return Finding.fine("versions", f"Python {platform.python_version()}, {named}")
 
 
 def extra_versions(extra: str) -> Iterator[Finding]:
-    """The versions of what an extra of this package asks for; those out of its bounds are findings.
+    """Yield findings about the versions of an extra's dependencies; a version out of bounds is a problem.
 
     Args:
-        extra: The extra; what it brings must be installed, :mod:`packaging` among it.
+        extra: The extra; its dependencies must be installed, :mod:`packaging` among them.
     """
     from packaging.requirements import Requirement
 

@@ -1,4 +1,4 @@
-"""SQS leases in Dagster: messages stay invisible while an asset or job works on them, and are settled by its end."""
+"""SQS leases in Dagster: messages stay invisible while an asset or job works on them, and its end settles them."""
 
 from __future__ import annotations
 

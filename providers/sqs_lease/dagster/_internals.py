@@ -1,10 +1,10 @@
-"""All that this package asks of Dagster beyond its public interface, and the public name that could replace it.
+"""All uses of Dagster beyond its public interface, each with the nearest public name.
 
-Public is what the module ``dagster`` exports, and of that what Dagster documents. All else that is used here was seen
-on Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make versions ROOM=dagster`` tests the oldest and the newest. So
-there are no fallbacks for releases that lack a name: where one does, the call fails, and the messages are given back.
+A name is public if the module ``dagster`` exports it and Dagster documents it. All other names here were seen on
+Dagster 1.11.16, 1.12.22, 1.13.27 and 1.13.29. ``make versions ROOM=dagster`` tests the oldest and the newest. So there
+are no fallbacks for releases that lack a name: the call fails, and the messages are given back.
 
-Private modules are imported where a name of them is needed, and not before.
+Private modules are imported only when a name of them is needed.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _private(module: str, name: str) -> Any:
-    """A name of a private module of Dagster."""
+    """Import a name from a private module of Dagster."""
     return getattr(importlib.import_module(f"dagster._core.{module}"), name)
 
 
 def preview(explanation: str) -> Callable[[_Function], _Function]:
-    """Return a decorator for what may change in any release: Dagster warns where it is used.
+    """Return a decorator for a function that may change in any release: Dagster warns about its use.
 
     The mark is not public; docstrings say the same.
 
     Args:
-        explanation: What else the warning says.
+        explanation: More text for the warning.
     """
 
     def mark(function: _Function) -> _Function:
@@ -68,9 +68,9 @@ def preview(explanation: str) -> Callable[[_Function], _Function]:
 
 
 def register_library() -> None:
-    """Have Dagster list this package among the libraries of a code location, with its version.
+    """Make Dagster list this package among the libraries of a code location, with its version.
 
-    Integrations of Dagster's own do it by this module, which is not documented.
+    Dagster's own integrations do the same, by this undocumented module.
     """
     registry = importlib.import_module("dagster_shared.libraries").DagsterLibraryRegistry
     registry.register("sqs-lease", importlib.metadata.version("sqs-lease"), is_dagster_package=False)
@@ -96,13 +96,13 @@ def step_key(context: Context) -> str | None:
 def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
     """Add metadata to the materializations of the step's assets, or to the outputs of an op.
 
-    What was yielded before, and dynamic outputs, get nothing. The public context does not tell what was yielded, nor
-    what metadata was added before.
+    Dynamic outputs, and outputs that were yielded before, get no metadata. The public context knows neither the yielded
+    outputs nor the metadata added before.
 
     Args:
-        context: The context of the asset or op; where the function is called directly, nothing is done.
-        metadata: By key; what was added before under other keys stays.
-        combine: Makes one of what was added before and what is added now; by default what is added now replaces it.
+        context: The context of the asset or op; if the function is called directly, nothing is done.
+        metadata: By key; earlier metadata under other keys stays.
+        combine: Combines earlier and new metadata; by default the new one replaces the earlier one.
     """
     if step_key(context) is None:
         return
@@ -112,13 +112,13 @@ def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | Non
                 earlier = _metadata_before(context, "get_asset_metadata", key)
                 context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
         return
-    # The context of a check lacks what it leads to.
+    # The context of an asset check has these methods only here.
     op_context = context.op_execution_context
     for output in op_context.op_def.output_defs:
         if output.is_dynamic:
             continue
         earlier = _metadata_before(context, "get_output_metadata", output.name)
-        # Dagster refuses it where the output was yielded.
+        # Dagster refuses it if the output was yielded already.
         with suppress(dg.DagsterInvariantViolationError):
             op_context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
 
@@ -134,13 +134,13 @@ def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> M
 
 
 def report_event(context: Context, text: str, metadata: Metadata) -> None:
-    """Add an event of a step to the run's log, also where a listener of the instance's events calls this.
+    """Add an event of a step to the run's log, also from a listener of the instance's events.
 
-    No public event is about something else than an asset, an output or an expectation.
+    All public events are about an asset, an output or an expectation.
 
     Args:
         context: The context of the asset or op, in a step.
-        text: What the log says.
+        text: The text of the log line.
         metadata: By key.
     """
     data = _private("events", "EngineEventData")(metadata=metadata)
@@ -148,7 +148,7 @@ def report_event(context: Context, text: str, metadata: Metadata) -> None:
 
 
 def step_exception(context: Context) -> BaseException | None:
-    """Return what a step failed with, once Dagster reports that; None before.
+    """Return the exception of a failed step, once Dagster reports the failure; None before.
 
     Public is ``HookContext.op_exception``, in a hook of the op.
 
@@ -160,14 +160,14 @@ def step_exception(context: Context) -> BaseException | None:
 
 
 def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str) -> None:
-    """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers take nothing then.
+    """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers do not work there.
 
-    Public are the loggers only.
+    Only the loggers are public.
 
     Args:
         instance: The instance.
         seen: The event that it is about.
-        text: What the log says.
+        text: The text of the log line.
     """
     warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
         error_info=None,
@@ -188,7 +188,7 @@ def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry
 
     Args:
         context: The context of the op or asset, in a step.
-        see: Gets the instance and the event. What it raises fails what is about to be reported.
+        see: Called with the instance and the event. Its exception fails the step or run that is about to be reported.
     """
     instance = context.instance
     instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
@@ -249,10 +249,9 @@ _STEP_PROCESSES: Final = "dagster._core.executor.child_process_executor"
 
 
 def run_worker() -> BaseProcess | None:
-    """Return the run worker, where this is a process that the multiprocess executor started for a step; else None.
+    """Return the run worker, if the multiprocess executor started this process for a step; else None.
 
-    Nothing public tells what a process is for. A run worker has a parent too: Dagster's code server, which it outlives
-    on purpose.
+    There is no public sign of it. A run worker has a parent too: Dagster's code server, which it outlives on purpose.
     """
     target = getattr(multiprocessing.current_process(), "_target", None)
     if getattr(target, "__module__", None) != _STEP_PROCESSES:
@@ -308,7 +307,7 @@ def event_metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
 
 
 def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
-    """Return the asset that an event is about, which is not public; None where it is about none.
+    """Return the asset of an event, which is not public; None for events without an asset.
 
     Args:
         event: The event.
@@ -335,7 +334,7 @@ def error_names(event: dg.DagsterEvent) -> frozenset[str]:
 def is_interruption(event: dg.DagsterEvent) -> bool:
     """Whether an event says that an executor was told to terminate, and ends its steps.
 
-    How the multiprocess executor says so is not public: by ``steps_interrupted`` among the metadata of an engine event.
+    The multiprocess executor's sign is not public: ``steps_interrupted`` among the metadata of an engine event.
 
     Args:
         event: An event of the run.
@@ -362,8 +361,8 @@ def executor_events(
     """Yield an event of a run for its executor to yield. Executors are public, and the events that they yield are not.
 
     Args:
-        plan_context: What the executor has.
-        text: What the log says.
+        plan_context: The executor's context.
+        text: The text of the log line.
         metadata: By key.
     """
     yield dg.DagsterEvent.engine_event(plan_context, text, _private("events", "EngineEventData")(metadata=metadata))
@@ -403,19 +402,19 @@ def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]]:
     """Return the steps that each step of a plan waits for. Executors are public, and the plans they execute are not.
 
     Args:
-        plan: What the executor is to execute.
+        plan: The plan that the executor is to execute.
     """
     return plan.get_all_step_deps()
 
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What a run leaves out of its job as it is defined.
+    """The parts of a defined job that a run leaves out.
 
     Attributes:
         left_out_steps: The keys of steps.
         left_out_assets: The assets of steps that it executes.
-        is_implicit: Whether nobody defined the job: it is the one by which Dagster materializes any assets.
+        is_implicit: Whether the job is Dagster's own, with which it materializes any assets.
     """
 
     left_out_steps: Collection[str]
@@ -424,9 +423,9 @@ class JobParts:
 
 
 def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
-    """Compare what a run executes with its job. What an executor knows of its job is not public.
+    """Compare the steps that a run executes with its job. An executor's knowledge of its job is not public.
 
-    Of the job that Dagster makes of all assets, only what is connected with something executed belongs to the work.
+    In Dagster's own job of all assets, only assets connected with executed ones belong to the work.
 
     Args:
         job: The job of the run, with the selection of the run.
@@ -461,7 +460,7 @@ def _steps_of(graph: dg.GraphDefinition, prefix: str = "") -> Iterator[str]:
 
 
 def _connected_nodes(graph: dg.GraphDefinition, chosen: Collection[str]) -> set[str]:
-    """The nodes before and after some, near and far."""
+    """Return all nodes before and after some nodes, directly and indirectly."""
     before = {
         node.name: {
             output.node_name
@@ -494,10 +493,10 @@ def _reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
 
 
 def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
-    """Whether the daemon evaluates a sensor, and not a person who tries it out in the web UI or in a test.
+    """Whether the daemon evaluates a sensor, and not a person who tests it in the web UI or in a unit test.
 
-    Nothing public tells. The daemon names the log of an evaluation by the number of its tick; Dagster names others by
-    the time, or not at all.
+    There is no public sign of it. The daemon names the log of an evaluation by the number of its tick; other logs are
+    named by the time, or have no name.
 
     Args:
         context: The context of the evaluation.
@@ -507,7 +506,7 @@ def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
 
 
 def location_name(context: dg.SensorEvaluationContext) -> str | None:
-    """Return the name of the code location of a sensor; None where it is evaluated by hand.
+    """Return the name of the code location of a sensor; None if it is evaluated by hand.
 
     The public context knows the repository only.
 
@@ -519,7 +518,7 @@ def location_name(context: dg.SensorEvaluationContext) -> str | None:
 
 
 def is_asset_job(target: object) -> bool:
-    """Whether something is what ``define_asset_job`` returns, whose type is not public.
+    """Whether an object is a result of ``define_asset_job``; the type is not public.
 
     Args:
         target: Anything.
@@ -531,15 +530,15 @@ def is_asset_job(target: object) -> bool:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """Return the exceptions by which Dagster refuses what it is given: its errors, and those of its argument checks.
+    """Return the exceptions by which Dagster refuses arguments: its errors, and those of its argument checks.
 
-    The latter are not public.
+    Those of the checks are not public.
     """
     return dg.DagsterError, importlib.import_module("dagster._check").CheckError
 
 
 def assets_of_job(job: dg.JobDefinition) -> frozenset[dg.AssetKey]:
-    """Return the assets that a job makes. The documented interface does not tell.
+    """Return the assets that a job makes. The documented interface does not have them.
 
     Args:
         job: The job, or what :func:`job_of_assets` returned.
@@ -605,12 +604,12 @@ def with_partition(
 
 
 def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
-    """Return what is wrong with a run configuration, without its values, which the exception's text may quote.
+    """Return the errors of a run configuration, without its values, which the exception's text may quote.
 
     It is not documented.
 
     Args:
-        error: What :func:`dagster.validate_run_config` raised.
+        error: The exception of :func:`dagster.validate_run_config`.
     """
     return sorted({f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors})
 
@@ -619,10 +618,10 @@ def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
 
 
 def pipes_context_data(run_id: str) -> PipesContextData:
-    """Return what a job learns of its step through Dagster Pipes: the run.
+    """Return the context of a step for a job behind Dagster Pipes: the run.
 
-    Public is ``open_pipes_session``, but an asset over that has to return what the job materialized. Keys that a
-    release adds are None.
+    ``open_pipes_session`` is public, but an asset that uses it has to return the job's materializations. Keys that
+    a later release adds are None.
 
     Args:
         run_id: The run.
@@ -634,10 +633,10 @@ def pipes_context_data(run_id: str) -> PipesContextData:
 
 
 def has_read_all(handler: dg.PipesMessageHandler) -> bool:
-    """Whether all that a job reports through Dagster Pipes was read, which is not public.
+    """Whether all reports of a job through Dagster Pipes were read, which is not public.
 
     Args:
-        handler: What reads it.
+        handler: The reader of the reports.
     """
     return handler.received_closed_message
 
@@ -646,9 +645,9 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
 
 
 def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
-    """Return the context of a run for an executor that another one hands the steps to.
+    """Return the context of a run for an inner executor.
 
-    An executor may look for itself there, as ``plan_context.executor``. There is no public way to say so.
+    An executor may look for itself there, as ``plan_context.executor``. There is no public way to set it.
 
     Args:
         plan_context: The context that the outer executor was given.

@@ -1,15 +1,15 @@
-"""A sensor that starts runs when messages wait in a queue. It only counts them: receiving is the runs' business.
+"""A sensor that starts runs when messages wait in a queue. It only counts the messages; the runs receive them.
 
-One evaluation reads the queue's attributes and decides. Nothing in it changes the queue, so it may be cut off, repeated
-or tried out in the web UI at any time. What it remembers is its cursor:
+One evaluation reads the queue's attributes and decides. It does not change the queue, so it may be cut off, repeated
+or tested in the web UI at any time. Its memory is the cursor:
 
-- Run keys are numbered there. An evaluation whose cursor was not stored asks for the same keys again, and Dagster
-  starts no second run for a key. After a cursor was cleared, other keys are used.
-- A run that has a key never comes again, be it successful or failed: each start has a key of its own.
+- Run keys are numbered there. If a cursor was not stored, the next evaluation asks for the same keys again, and Dagster
+  does not start a second run for a key. After a cursor was cleared, other keys are used.
+- Dagster never starts a second run for a key, also after a failure. So each start has a key of its own.
 
-How many runs go on, and how many failed in a row, is not remembered but looked up by the tag that the runs have. The
-parts of this module are: what is seen of the queue and remembered, how the queue's asset is reported, how runs are
-looked up, and the sensor.
+The number of runs in progress, and of failures in a row, is not in the cursor: it is looked up by the runs' tag. The
+parts of this module are: the counts and the cursor, the report of the queue's asset, the look-up of runs, and the
+sensor.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sqs_lease.sqs.transport import QueueAttributes
 
 _VERSION: Final = 1
 
-# Some thousands of years: what is between two such times is a time, too, which is not so of any number.
+# Some thousands of years: a difference of two such times can still be a timedelta. Of any two floats it cannot.
 _Time = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
 UNREADABLE_SECONDS: Final = 600.0
-"""For how long a queue may be out of reach before a sensor's evaluations fail by that, so that Dagster can alert."""
+"""Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Backlog:
 
     Attributes:
         visible: Messages that can be received now.
-        in_flight: Messages that somebody holds.
+        in_flight: Messages that consumers hold.
         delayed: Messages that were sent with a delay still running.
-        waited: How long the sensor has seen visible messages without starting anything for them. The service tells
-            nobody the age of a message that is not received, so this is the least that the oldest has waited.
-        seen_at: When, in UTC.
+        waited: How long the sensor has seen visible messages without starting a run for them. SQS does not tell the
+            age of a message before it is received, so the oldest message has waited at least this long.
+        seen_at: The time of the count, in UTC.
     """
 
     visible: int
@@ -97,12 +97,12 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @classmethod
     def fresh(cls) -> Memory:
-        """Nothing remembered."""
+        """Return an empty memory."""
         return cls(_VERSION, uuid4().hex[:12])
 
     @classmethod
     def of(cls, cursor: str) -> Memory | None:
-        """Read a cursor; None if it is of another version, or was never one of ours."""
+        """Read a cursor; None if it is of another version or of another origin."""
         try:
             memory = msgspec.json.decode(cursor, type=cls)
         except (msgspec.DecodeError, UnicodeError):
@@ -110,41 +110,41 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return memory if memory.version == _VERSION else None
 
     def cursor(self) -> str:
-        """Write it down."""
+        """Return it as a cursor."""
         return msgspec.json.encode(self).decode()
 
     def seen(self, visible: int, now: float) -> Memory:
-        """After the queue was read."""
+        """Return the memory after the queue was read."""
         waiting_since = (self.waiting_since or now) if visible else None
         return msgspec.structs.replace(self, waiting_since=waiting_since, unreadable_since=None)
 
     def unread(self, now: float) -> Memory:
-        """After the queue could not be read."""
+        """Return the memory after the queue could not be read."""
         return msgspec.structs.replace(self, unreadable_since=self.unreadable_since or now)
 
     def waited(self, now: float) -> timedelta:
-        """How long visible messages have waited at least; none if the clock was set back."""
+        """Return how long visible messages have waited at least; 0 if the clock was set back."""
         return timedelta(seconds=max(now - (self.waiting_since or now), 0.0))
 
     def started(self, count: int) -> Memory:
-        """After ``count`` runs were asked for: what is visible from now on waits for others."""
+        """Return the memory after ``count`` runs were asked for: later messages wait for other runs."""
         return msgspec.structs.replace(self, sequence=self.sequence + count, waiting_since=None)
 
     def reported(self, now: float) -> Memory:
-        """After the queue's asset was reported."""
+        """Return the memory after the queue's asset was reported."""
         return msgspec.structs.replace(self.started(1), reported_at=now)
 
     def answered(self, last_run: str | None, failures: int) -> Memory:
-        """After a look at the runs of the assets behind the queue's."""
+        """Return the memory after a look at the runs of the assets behind the queue's."""
         return msgspec.structs.replace(self, last_run=last_run, failures=failures)
 
     def key(self, number: int) -> str:
-        """The run key of the ``number``-th thing, from 1, that the next evaluation asks for."""
+        """Return the run key of the ``number``-th request, from 1, of the next evaluation."""
         return f"{self.epoch}-{self.sequence + number}"
 
 
 def at(seconds: float) -> datetime:
-    """A time of the epoch as people read it."""
+    """Return a time in seconds since the epoch as a datetime in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -169,13 +169,13 @@ def report_backlog(
         context: The sensor's context.
         key: The queue's asset.
         partition: The partition of it to report.
-        backlog: What was seen of the queue.
-        memory: What the sensor remembers.
+        backlog: The counts of the queue.
+        memory: The sensor's memory.
         now: Seconds since the epoch.
         pause_seconds: The pause after a first failed run.
 
     Returns:
-        The event, or None; what the sensor is to remember; and what to say of it.
+        The event, or None; the sensor's new memory; and the reason, for people.
 
     Raises:
         ValueError: The code location has no such asset.
@@ -221,7 +221,7 @@ def report_backlog(
 
 
 def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> list[dg.AssetKey]:
-    """The assets directly behind the queue's that run by themselves."""
+    """Return the assets directly behind the queue's that run by themselves."""
     if context.repository_def is None:
         raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
     specs = {spec.key: spec for made in context.repository_def.assets_defs_by_key.values() for spec in made.specs}
@@ -254,7 +254,7 @@ SENSOR_TAG: Final = "sqs_lease/backlog_sensor"
 """The sensor that a run was started by. Retries and re-executions keep it, so they count as runs of the sensor."""
 
 LONGEST_PAUSE_SECONDS: Final = 900.0
-"""Where doubling the pause after failed runs ends, as it does for messages that are released."""
+"""Longest pause after failed runs, as after a failed message."""
 
 _IN_PROGRESS: Final = [
     dg.DagsterRunStatus.QUEUED,
@@ -267,29 +267,29 @@ _RETRY_RUN_ID: Final = "dagster/auto_retry_run_id"
 _ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RECENT_RUNS: Final = 20
 _RECEIVING_SECONDS: Final = 60.0
-"""How long after its start a run may still take what is visible now: the service's counts lag by up to a minute."""
+"""Time after its start in which a run may still receive the messages counted now: counts lag by up to a minute."""
 
 LONG_SECONDS: Final = 3600.0
-"""After what time in progress a run is named with what to do if nobody works on it any more."""
+"""Time in progress after which a run is named, with advice for the case that its process is gone."""
 
 GONE_SECONDS: Final = float(MAX_VISIBILITY_SECONDS)
-"""After what time a run that has not ended does not count: SQS lets nobody hold a message for longer.
+"""Time after which a run that has not ended does not count: SQS does not let a consumer hold a message for longer.
 
 Without run monitoring Dagster leaves a run "started" for ever when the machine of its worker is gone.
 """
 
 _RETRY_SECONDS: Final = 300.0
-"""How long a run that is to be retried counts as going on; a retry that comes later is not waited for."""
+"""How long a run that is to be retried counts as in progress; the sensor does not wait for a later retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensorRuns:
-    """What is known of a sensor's runs.
+    """The runs of a sensor.
 
     Attributes:
         in_progress: Queued, starting, at work, or ending; and failed ones whose automatic retry is about to come.
-        failures: How many runs failed since the last one that succeeded by itself, and not by a run that repeats it.
-        last_failed: The newest of them.
+        failures: How many runs failed since the last success; the success of a retry does not count.
+        last_failed: The newest failed run.
     """
 
     in_progress: Sequence[dg.RunRecord]
@@ -297,7 +297,7 @@ class SensorRuns:
     last_failed: dg.RunRecord | None = None
 
     def about_to_receive(self, now: float) -> int:
-        """How many runs have yet to receive, so that what is visible now may be theirs."""
+        """Return how many runs have yet to receive; the messages counted now may be theirs."""
         return sum(run.start_time is None or now - run.start_time < _RECEIVING_SECONDS for run in self.in_progress)
 
 
@@ -321,7 +321,7 @@ def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | No
         if run.status is dg.DagsterRunStatus.SUCCESS:
             if run.parent_run_id is None:
                 break
-            # It may have received other messages than the run that failed, which nobody has worked on yet.
+            # A retry may have received other messages, so the messages of the failed run are still not done.
             repeated.add(run.parent_run_id)
         elif is_final_failure(record) or (run.status is dg.DagsterRunStatus.FAILURE and run.run_id in repeated):
             failed.append(record)
@@ -346,7 +346,7 @@ def is_in_progress(record: dg.RunRecord, now: float) -> bool:
 
 
 def advice(in_progress: Iterable[dg.RunRecord], now: float) -> str:
-    """Say what to do about the oldest of some runs in progress where it takes long; nothing where none does."""
+    """Return advice on the oldest of some runs in progress if it takes long; empty if not."""
     oldest = min(in_progress, key=began_at, default=None)
     if oldest is None or now - began_at(oldest) < LONG_SECONDS:
         return ""
@@ -365,7 +365,7 @@ def advice(in_progress: Iterable[dg.RunRecord], now: float) -> str:
 
 
 def awaits_retry(record: dg.RunRecord, now: float) -> bool:
-    """Whether a run failed a short while ago and Dagster is to retry it, but has not yet."""
+    """Whether a run failed a short while ago, and Dagster will retry it but has not begun."""
     run = record.dagster_run
     is_due = run.status is dg.DagsterRunStatus.FAILURE and _will_be_retried(run) and _RETRY_RUN_ID not in run.tags
     return is_due and now - ended_at(record) < _RETRY_SECONDS
@@ -381,17 +381,17 @@ def _will_be_retried(run: dg.DagsterRun) -> bool:
 
 
 def began_at(record: dg.RunRecord) -> float:
-    """When a run started, or took its present state where it has not, in seconds since the epoch."""
+    """Return when a run started, or took its present state if it has not started, in seconds since the epoch."""
     return float(record.update_timestamp.timestamp() if record.start_time is None else record.start_time)
 
 
 def ended_at(record: dg.RunRecord) -> float:
-    """When a run ended, in seconds since the epoch; one that never started has no such time of its own."""
+    """Return when a run ended, in seconds since the epoch; for one that never started, its last change."""
     return float(record.update_timestamp.timestamp() if record.end_time is None else record.end_time)
 
 
 def pause_until(failures: int, last_failed: dg.RunRecord, first_pause_seconds: float) -> float:
-    """Until when to start nothing after failed runs: the pause doubles with each of them.
+    """Return the end of the pause after failed runs: the pause doubles with each of them.
 
     Args:
         failures: How many failed in a row, at least 1.
@@ -439,42 +439,43 @@ def build_sqs_backlog_sensor(
     ``max_wait``. The sensor reads nothing but the queue's attributes (``sqs:GetQueueUrl`` and
     ``sqs:GetQueueAttributes``); the runs receive, and those that find the queue empty do nothing.
 
-    After a failed run nothing is started for ``pause_after_failure``, twice as long after the next one and so on, up
-    to 15 minutes, until one succeeds; one run at a time is tried meanwhile. Canceled runs do not count. A retry that
+    After a failed run the sensor pauses for ``pause_after_failure``, twice as long after the next failure and so on, up
+    to 15 minutes, until a run succeeds; meanwhile it tries one run at a time. Canceled runs do not count. A retry that
     succeeds does not end the pause, since it may have received other messages.
 
-    No message is received, so nothing can depend on what a message says: for that there is
-    :func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`.
+    The sensor does not receive, so it cannot decide by the content of messages:
+    :func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>` does.
 
     A run that has not ended 12 hours after its start does not count as in progress any more.
 
     Args:
         name: The sensor's name.
         queue: The queue. Its ``EnvVar``s are read in each evaluation.
-        target: What to run: a job (also one of :func:`dagster.define_asset_job`), several jobs, or assets in whatever
+        target: What to run: a job (also one of :func:`dagster.define_asset_job`), several jobs, or assets in any
             form sensors take them (``AssetsDefinition``, ``AssetSelection``, keys, a selection string). Of several
             jobs, each is treated as if it had a sensor of its own.
-        queue_asset: Instead of ``target``: the external asset that stands for the queue. It is reported as materialized
-            in place of a run, and assets behind it run by their ``AutomationCondition``.
-        min_messages: From how many visible messages on to start; 1 by default.
-        max_wait: After what time to start for fewer. SQS tells nobody how old a message is that is not received, so
-            it counts from when the sensor first saw messages that it started nothing for. None, the default: never.
+        queue_asset: Instead of ``target``: the external asset that stands for the queue. The sensor reports it as
+            materialized instead of starting a run, and assets behind it run by their ``AutomationCondition``.
+        min_messages: The number of visible messages that starts a run; 1 by default.
+        max_wait: The time after which fewer messages start a run. SQS does not tell the age of a message before it is
+            received, so the time begins when the sensor first saw messages without starting a run for them. None, the
+            default: never.
         max_concurrent_runs: Most runs of the sensor that are queued or at work, 1 by default.
         messages_per_run: How many messages one run takes, its ``lease(max_messages=...)``; needed with more than
-            one concurrent run, of which as many are started as the backlog is worth, at most three an evaluation.
-        pause_after_failure: The pause after a first failed run; 30 s by default, 0 for none.
-        partition_key: The partition to run, or a function that tells it from what was seen. A partition of a dynamic
-            partitions definition is added. With ``queue_asset``, the partition that is reported.
+            one concurrent run. As many runs are started as the backlog needs, at most three an evaluation.
+        pause_after_failure: The pause after a first failed run; 30 s by default, 0 for no pause.
+        partition_key: The partition to run, or a function that returns it for a :class:`Backlog`. A partition of a
+            dynamic partitions definition is added. With ``queue_asset``, the partition that is reported.
         run_config: The runs' configuration, or a function that makes it.
         run_tags: Tags of the runs, or a function that makes them.
         minimum_interval_seconds: Least time between two evaluations; Dagster's own minimum is about 5 s.
         default_status: Whether the sensor runs without being switched on; it does not, by default.
-        description: What the web UI says of it.
+        description: The sensor's description in the web UI.
         tags: Tags of the sensor itself.
 
     Raises:
-        ValueError: Not just one of ``target`` and ``queue_asset`` was given, or an argument is out of range.
-        TypeError: ``queue`` is something else than a queue.
+        ValueError: Both or neither of ``target`` and ``queue_asset`` were given, or an argument is out of range.
+        TypeError: ``queue`` is not a queue.
     """
     check_queue_resource(queue, f"sensor {name!r}")
     rules = _Rules(
@@ -508,7 +509,7 @@ def build_sqs_backlog_sensor(
         **target_argument(target),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description=description or f"Starts work when messages wait in the queue {_shown(queue)}; it receives none.",
+        description=description or f"Starts runs when messages wait in the queue {_shown(queue)}; the runs receive.",
         tags=tags,
     )
     return made
@@ -516,7 +517,7 @@ def build_sqs_backlog_sensor(
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """When to start how many runs."""
+    """The rules that decide when to start how many runs."""
 
     min_messages: int
     max_wait_seconds: float | None
@@ -531,12 +532,12 @@ class _Rules:
                 raise ValueError(f"{name} must be a whole number from 1 on, not {number!r}")
         if self.max_concurrent_runs > 1 and self.messages_per_run is None:
             raise ValueError(
-                "max_concurrent_runs is more than 1: say by messages_per_run how many messages one run takes, "
-                "so that no more runs are started than the backlog is worth"
+                "max_concurrent_runs is more than 1: give messages_per_run, the number of messages that one run takes, "
+                "so that no more runs are started than the backlog needs"
             )
 
     def why_to_wait(self, backlog: Backlog) -> str | None:
-        """Why it is too early to start anything; None if it is not."""
+        """Return why it is too early to start a run; None if it is not."""
         if not backlog.visible:
             return "there are no messages to receive"
         waited = backlog.waited.total_seconds()
@@ -550,7 +551,7 @@ class _Rules:
         return f"{said}, and the wait of {waited:.0f} s is shorter than {self.max_wait_seconds:g} s"
 
     def how_many(self, backlog: Backlog, runs: SensorRuns, now: float) -> tuple[int, str]:
-        """How many runs to start, and why if it is 0."""
+        """Return how many runs to start, and the reason if it is 0."""
         going = len(runs.in_progress)
         if going >= self.max_concurrent_runs:
             newest = runs.in_progress[0].dagster_run
@@ -578,7 +579,7 @@ class _Rules:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one evaluation knows once it has read the queue."""
+    """The knowledge of one evaluation after it has read the queue."""
 
     backlog: Backlog
     memory: Memory
@@ -658,7 +659,7 @@ class _BacklogSensor:
         definitions = context.repository_def
         added: list[Mapping[str, str]] = []
         for request in requests:
-            # Without definitions Dagster says itself what a partition needs.
+            # Without definitions, Dagster's own error tells the rest.
             if definitions is not None and request.partition_key is not None:
                 job = definitions.get_job(request.job_name or only_job)
                 try:
@@ -675,7 +676,7 @@ class _BacklogSensor:
         memory = Memory.of(context.cursor)
         if memory is None:
             context.log.warning(
-                "The cursor of %s cannot be read, so it begins anew. It is of another version, or was edited",
+                "The cursor of %s cannot be read and was reset. It is of another version, or was edited",
                 self.name,
             )
             return Memory.fresh()
@@ -687,7 +688,7 @@ def _backlog(queue: QueueAttributes, memory: Memory, now: float) -> Backlog:
 
 
 def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
-    """What the runs of this sensor are tagged with; sensors of other code locations may have its name."""
+    """Return the tag of this sensor's runs; sensors of other code locations may have its name."""
     location = location_name(context)
     return name if location is None else f"{name}@{location}"
 

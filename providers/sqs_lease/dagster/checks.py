@@ -1,9 +1,9 @@
-"""Asset checks of what a lease left behind, and of what waits in a queue.
+"""Asset checks of the outcome of leases, and of the backlog of a queue.
 
-Neither fails the run: a check says so in its result when the queue cannot be read.
+Neither fails the run: if the queue cannot be read, the check's result says so.
 """
 
-# Without postponed annotations: Dagster reads those of the checks' functions when they are defined.
+# No postponed annotations here: Dagster reads the annotations of the checks' functions when they are defined.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,23 +50,25 @@ def build_sqs_lease_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
     name: str = "sqs_lease",
 ) -> dg.AssetChecksDefinition:
-    """Make a check that no messages failed when an asset was last materialized, and that none was lost.
+    """Make a check that no messages failed or were lost when an asset was last materialized.
 
-    It reads what :meth:`SqsQueueResource.lease` left with the materialization. Where an executor or a sensor holds the
-    messages, a check in the same run is about what the asset's step failed, because the messages are settled later;
-    afterwards it is about what became of all. Leases that were lost, late or not settled always fail the check: others
-    may have worked on those messages too. In a run that materializes the asset it is about that run, partitions
-    included; by itself it is about the newest materialization of any partition. Where the last run that was to
-    materialize the asset failed before it did, the check fails, and says what became of the messages. An asset that no
-    run was to materialize passes.
+    It reads the metadata that :meth:`SqsQueueResource.lease` left with the materialization. Leases that were lost, late
+    or not settled always fail the check: others may have worked on those messages too.
 
-    It is about the last attempt at the step. What earlier ones gave back, a later attempt or another run works on. What
-    an attempt held that was killed is said as well, and does not fail the check: those messages come back.
+    If an executor holds the messages, they are settled after the step. A check in the same run is then
+    about the messages that the asset's step failed; a later one is about the outcome of all messages.
+
+    In a run that materializes the asset, the check is about that run, partitions included; alone, it is about the
+    newest materialization of any partition. If the last run that was to materialize the asset failed before it did, the
+    check fails, and tells the outcome of the messages. An asset that no run was to materialize passes.
+
+    The check is about the last attempt at the step. A later attempt or another run works on messages that earlier
+    attempts gave back. Messages of an attempt that was killed are named, and do not fail the check: they come back.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
         max_failed: How many messages may have failed; 0 by default.
-        severity: What a failed check means; a warning by default.
+        severity: The severity of a failed check; a warning by default.
         name: The check's name; with several checks of this kind on one asset, each needs its own.
 
     Raises:
@@ -77,7 +79,7 @@ def build_sqs_lease_check(
     @dg.asset_check(
         asset=asset,
         name=name,
-        description=f"At most {max_failed} messages failed, and none was lost, late or left unsettled.",
+        description=f"At most {max_failed} messages failed, and no lease was lost, late or left unsettled.",
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         (check_key,) = context.selected_asset_check_keys
@@ -86,7 +88,7 @@ def build_sqs_lease_check(
             return dg.AssetCheckResult(
                 passed=False,
                 severity=severity,
-                description=f"Run {failure.run_id} failed before it materialized the asset{failure.said}",
+                description=f"Run {failure.run_id} failed before it materialized the asset{failure.text}",
                 metadata={"run": failure.run_id},
             )
         run_id = _run_that_made(context, check_key.asset_key)
@@ -103,7 +105,7 @@ def build_sqs_lease_check(
             )
         passed, description, shown = _judged(numbers, max_failed)
         run = context.instance.get_run_by_id(run_id)
-        killed = "" if run is None else _killed_said(_ends_of_leases(context.instance, run, check_key.asset_key))
+        killed = "" if run is None else _killed_text(_ends_of_leases(context.instance, run, check_key.asset_key))
         return dg.AssetCheckResult(
             passed=passed, severity=severity, description=f"{description}{killed}", metadata={"run": run_id, **shown}
         )
@@ -129,14 +131,14 @@ def sqs_lease_check_result(
                 ...
             return dg.MaterializeResult(check_results=[sqs_lease_check_result(batch)])
 
-    It is about what failed so far: the messages are settled when the step has ended, or the run where an executor or a
-    sensor holds them.
+    It is about the messages that failed so far: they are settled when the step has ended, or when the run has ended if
+    an executor holds them.
 
     Args:
-        batch: What ``lease`` gave.
-        asset_key: The asset, where the step makes several.
+        batch: The batch that ``lease`` gave.
+        asset_key: The asset, if the step makes several.
         max_failed: How many messages may have failed; 0 by default.
-        severity: What a failed check means; a warning by default.
+        severity: The severity of a failed check; a warning by default.
         name: The check's name in its spec.
 
     Raises:
@@ -148,7 +150,7 @@ def sqs_lease_check_result(
     if isinstance(batch, RunBatch):
         counts = _counts(work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
     elif isinstance(batch, RecordingBatch) and is_open:
-        # What is held is settled when the step has ended; until then, what was failed is only noted.
+        # Held messages are settled when the step has ended; until then, failures are only noted.
         counts |= {UNSETTLED: 0, FAILED: batch.count_failed()}
     passed, description, shown = _judged(counts, max_failed, is_open=is_open)
     return dg.AssetCheckResult(
@@ -162,7 +164,7 @@ def sqs_lease_check_result(
 
 
 def _judged(numbers: Mapping[str, int], max_failed: int, *, is_open: bool = False) -> tuple[bool, str, dict[str, int]]:
-    """Whether the counts of a lease pass, why, and which of them to show; of one that may be open still."""
+    """Decide whether the counts of a lease pass, why, and which of them to show; the lease may still be open."""
     unsafe = {key: numbers.get(key, 0) for key in UNSAFE}
     failed = numbers.get(FAILED, 0)
     parts = [f"{failed} messages failed"]
@@ -185,22 +187,22 @@ def build_sqs_backlog_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
     name: str = "sqs_backlog",
 ) -> dg.AssetChecksDefinition:
-    """Make a check of what waits in a queue now, and in its dead-letter queue.
+    """Make a check of the messages that wait in a queue now, and in its dead-letter queue.
 
-    It reads the queues' attributes when it runs; the counts are approximate. A dead-letter queue that the queue does
-    not have, or that may not be read, is no failure. A queue that cannot be read is one.
+    It reads the queues' attributes when it runs; the counts are approximate. If the queue cannot be read, the check
+    fails. A missing dead-letter queue, or one that cannot be read, does not fail it.
 
     Args:
         asset: The asset; of a multi-asset, the key of one.
         queue: The queue. Its ``EnvVar``s are read when the check runs.
         max_visible: How many messages may wait to be received; None, the default, for any number.
         max_dead_letters: How many messages may be in the dead-letter queue; 0 by default, None for any number.
-        severity: What a failed check means; a warning by default.
+        severity: The severity of a failed check; a warning by default.
         name: The check's name; with several queues for one asset, each needs its own.
 
     Raises:
         ValueError: A limit is negative, or no limit is given.
-        TypeError: ``queue`` is something else than a queue.
+        TypeError: ``queue`` is not a queue.
     """
     check_queue_resource(queue, f"check {name!r}")
     if max_visible is None and max_dead_letters is None:
@@ -244,7 +246,7 @@ def build_sqs_backlog_check(
 def _dead_letters(
     context: dg.AssetCheckExecutionContext, queue: SqsQueueResource, attributes: QueueAttributes
 ) -> tuple[int | None, str]:
-    """How many messages are in the dead-letter queue; None, and why, if that is not known."""
+    """Count the messages in the dead-letter queue; None, and the reason, if that is not known."""
     if attributes.dead_letter_arn is None:
         return None, ", and there is no dead-letter queue"
     try:
@@ -255,7 +257,7 @@ def _dead_letters(
 
 
 def _run_that_made(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> str | None:
-    """This run, if it materialized the asset, or else the last one that did."""
+    """Return this run, if it materialized the asset, or else the last one that did."""
     if _events(context.instance, context.run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
         return context.run.run_id
     latest = context.instance.get_latest_materialization_event(key)
@@ -264,14 +266,14 @@ def _run_that_made(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> 
 
 @dataclass(frozen=True, slots=True)
 class _RunFailure:
-    """A run that failed before it materialized an asset, and what became of the messages that the step leased."""
+    """A run that failed before it materialized an asset, and the outcome of the messages that the step leased."""
 
     run_id: str
-    said: str
+    text: str
 
 
 def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _RunFailure | None:
-    """The last run that was to materialize an asset, if it failed and did not; it is not this run."""
+    """Find the last run before this one that was to materialize an asset, if it failed and did not."""
     record = next(iter(runs_of_assets(context.instance, [key])), None)
     if record is None:
         return None
@@ -281,13 +283,13 @@ def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _
     if _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
         return None
     counts = _ends_of_leases(context.instance, run, key)
-    said = _counts_said(counts)
+    said = _counts_text(counts)
     leased = f"; of the messages that its step leased: {said}" if said else ""
-    return _RunFailure(run.run_id, f"{leased}.{_killed_said(counts)}")
+    return _RunFailure(run.run_id, f"{leased}.{_killed_text(counts)}")
 
 
 def _ends_of_leases(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> Counter[str]:
-    """The counts of what the leases of an asset's step began and ended with, over all attempts, by the run's log."""
+    """Sum the counts at the beginnings and ends of an asset's leases over all attempts, from the run's log."""
     steps = steps_of_asset(instance, run, key)
     counts: Counter[str] = Counter()
     for event in run_events(instance, run.run_id, {dg.DagsterEventType.ENGINE_EVENT}):
@@ -297,22 +299,22 @@ def _ends_of_leases(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.As
     return counts
 
 
-def _killed_said(counts: Counter[str]) -> str:
-    """What is to be said of leases that came to no end; nothing where there were none."""
+def _killed_text(counts: Counter[str]) -> str:
+    """Return a sentence about leases that never ended; empty if all ended."""
     held = counts[HELD] - counts[RECEIVED]
     if held <= 0:
         return ""
     return f" An attempt that was killed held {held} messages: they come back when their last extension ends."
 
 
-def _counts_said(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     said = ((counts.get(key, 0), key.removeprefix(PREFIX).replace("_", "-")) for key in (RECEIVED, *ENDS))
     return ", ".join(f"{number} {what}" for number, what in said if number)
 
 
 def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) -> dict[str, int] | None:
-    """The counts that the leases of an asset in a run left; None if it left no counts."""
-    # The newest: what became of the messages is observed when the step has ended, or the run.
+    """Read the counts that the leases of an asset left in a run; None without counts."""
+    # The newest event: the outcome is observed when the step or the run has ended.
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
     left = next((each for each in _events(instance, run_id, key, types) if QUEUE in each), None)
     return None if left is None else _counts(left)
@@ -326,7 +328,7 @@ def _counts(metadata: Mapping[str, Any]) -> dict[str, int]:
 def _events(
     instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey, types: set[dg.DagsterEventType]
 ) -> list[Mapping[str, Any]]:
-    """The metadata of a run's events of an asset, the newest first."""
+    """Yield the metadata of a run's events of an asset, the newest first."""
     events = run_events(instance, run_id, types, newest_first=True)
     return [event_metadata(event) for event in events if asset_of_event(event) == key]
 

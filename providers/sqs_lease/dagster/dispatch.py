@@ -1,15 +1,15 @@
-"""The run that each received message goes to: the router's functions are asked, and their answers checked.
+"""The choice of a run for each received message: calls the router's functions, and checks their answers.
 
-Dagster refuses *all* runs of an evaluation where one of them has a job that the sensor does not have, or a partition
-that does not exist; and a run configuration that does not fit is found when the run is made, after the evaluation. So
-each answer is checked here, against the definitions of the evaluation, before a run is asked for. A message with an
-answer that cannot be used fails alone.
+Dagster refuses *all* runs of an evaluation if one of them has a job that the sensor does not have, or a partition that
+does not exist. It finds an invalid run configuration only when the run is made, after the evaluation. So each answer is
+checked here, against the definitions of the evaluation, before a run is requested. A message with an unusable answer
+fails alone.
 
-The first part is about any sensor's target, for the backlog sensor as well: jobs or assets in whatever form sensors
-take them, and their partitions.
+The first part is about any sensor's target, for the backlog sensor as well: jobs or assets in each form that sensors
+take, and their partitions.
 
-On a FIFO queue, messages of a group that are behind one for another run are given back at once: SQS lets no consumer
-have them before that one is done, so the order of the group is that of the work.
+On a FIFO queue, messages of a group that are behind one for another run are given back at once. SQS does not give them
+to a consumer before that one is done, so the work keeps the order of the group.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Assets: TypeAlias = (
     | Sequence[dg.AssetsDefinition]
 )
 Target: TypeAlias = "Job | Sequence[Job] | Assets"
-"""What a sensor may run."""
+"""The target of a sensor."""
 
 MOST_RUNS_AT_ONCE: Final = 3
-"""Most runs that one evaluation asks for: Dagster launches them one after the other, each in about 3 s."""
+"""Most runs that one evaluation requests: Dagster launches them one after the other, each in about 3 s."""
 
 
 def jobs_of_a_list(target: Target | None) -> list[str]:
-    """The names of the jobs of a list; none if it is something else.
+    """Return the names of the jobs of a list; empty if the target is not a list of jobs.
 
     Raises:
         ValueError: The list has assets in it, too.
@@ -81,21 +81,21 @@ def is_job(target: object) -> TypeGuard[Job]:
 
 
 def target_argument(target: Target | None) -> dict[str, Any]:
-    """The target as an argument of :class:`dagster.SensorDefinition`, which has another name for a list of jobs."""
+    """Return the target as an argument of :class:`dagster.SensorDefinition`, which names a list of jobs differently."""
     return {"jobs": target} if jobs_of_a_list(target) else {"target": target}
 
 
 class PartitionKeyError(ValueError):
-    """A job cannot have such a partition; the text says why, as the end of a sentence about the job."""
+    """Error for a partition that a job cannot have; the text is the end of a sentence about the job."""
 
 
 def dynamic_keys(definitions: dg.RepositoryDefinition, job: dg.JobDefinition, key: str) -> dict[str, str]:
     """Return the dynamic partitions that a key stands for: keys by the names of partitions definitions.
 
-    Those that are there already are among them: to add them again does no harm.
+    Existing partitions are among them: to add them again does no harm.
 
     Args:
-        definitions: The definitions that the job is of.
+        definitions: The definitions of the job.
         job: The job; one of some assets has their partitions.
         key: The partition key; of several dimensions, as ``dg.MultiPartitionKey``.
 
@@ -110,7 +110,7 @@ def dynamic_keys(definitions: dg.RepositoryDefinition, job: dg.JobDefinition, ke
     (partitions,) = kinds
     try:
         keys = dynamic_partitions(partitions, key)
-        # A key that Dagster refuses for a static partition would be there for good.
+        # Dagster would add an invalid dynamic key for good, so the checks of static keys are used.
         dg.StaticPartitionsDefinition(list(keys.values()))
     except refusals():
         raise PartitionKeyError("cannot have a partition with this key") from None
@@ -118,7 +118,7 @@ def dynamic_keys(definitions: dg.RepositoryDefinition, job: dg.JobDefinition, ke
 
 
 def add_requests(added: Iterable[Mapping[str, str]]) -> list[dg.AddDynamicPartitionsRequest]:
-    """Return what adds the partitions of several runs: Dagster refuses to be asked twice for one."""
+    """Return requests to add the partitions of several runs, each once: Dagster refuses duplicates."""
     keys: dict[str, set[str]] = {}
     for each in added:
         for name, key in each.items():
@@ -139,11 +139,11 @@ AssetKeys: TypeAlias = Sequence[dg.AssetKey | str]
 
 
 class DispatchError(ValueError):
-    """Messages cannot be given to a run; the text says which function's answer cannot be used, and why."""
+    """Error for messages that cannot be given to a run; the text names the function with the unusable answer."""
 
 
 class RunConfigError(ValueError):
-    """The configuration of a sensor's runs does not fit its target; the text says where."""
+    """Error for a configuration of a sensor's runs that does not fit its target; the text says where."""
 
 
 class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -151,7 +151,7 @@ class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         job: The job's name; None for the sensor's only target.
-        partition_key: The partition; None for none.
+        partition_key: The partition; None without partitions.
         assets: The keys of the assets to materialize, as ``shop/orders``; None for all of the target.
         run_config: The configuration of the run.
         run_tags: Its tags.
@@ -166,7 +166,7 @@ class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 @dataclass(frozen=True, slots=True)
 class Undispatched:
-    """Why a message cannot be given to a run.
+    """The reason why a message cannot be given to a run.
 
     Attributes:
         reason: For people; without the message's content.
@@ -178,12 +178,12 @@ class Undispatched:
 
     @classmethod
     def by(cls, error: DispatchError) -> Undispatched:
-        """Describe an exception; where a function raised another one, that one's classes count."""
+        """Describe an exception; if a function raised it, the classes are those of the function's exception."""
         return cls(str(error), exception_names(error.__cause__ or error))
 
 
 def undispatched_text(why: Undispatched, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement]) -> str:
-    """Say in one line which messages cannot be given to a run, and what becomes of them."""
+    """Return one line about messages that cannot be given to a run, and how they are settled."""
     ends = sorted({_ENDS[type(settlements[receipt])] for receipt in receipts})
     ids = ", ".join(receipt.message_id for receipt in receipts[:_SHOWN_MESSAGES])
     more = f" and {len(receipts) - _SHOWN_MESSAGES} more" if len(receipts) > _SHOWN_MESSAGES else ""
@@ -192,10 +192,10 @@ def undispatched_text(why: Undispatched, receipts: Sequence[Receipt], settlement
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What a sensor's runs are: values, or functions of a message. See ``build_sqs_router``.
+    """The description of a sensor's runs: values, or functions of a message. See ``build_sqs_router``.
 
     Attributes:
-        jobs: The names of the jobs that ``job`` chooses from; none for a sensor with one target.
+        jobs: The names of the jobs that ``job`` chooses from; empty for a sensor with one target.
     """
 
     job: Callable[[Message], str | Job] | None = None
@@ -211,14 +211,14 @@ class Dispatch:
         return any(map(callable, (self.job, self.partition_key, self.asset_selection, self.run_config, self.run_tags)))
 
     def destination(self, message: Message | None = None) -> Destination:
-        """Ask the functions where a message goes; no message is needed where no function was given.
+        """Call the functions to find the run of a message; without functions, a message is not needed.
 
         Raises:
             DispatchError: A function raised an exception, or returned something of another type.
         """
         key = self._answer("partition_key", message)
         if key is not None and not (isinstance(key, str) and key):
-            raise DispatchError(f"{self.said('partition_key')} {_kind(key)}, which is no text with a partition's key")
+            raise DispatchError(f"{self.subject('partition_key')} {_kind(key)}: it must be a string, a partition key")
         assets = self._answer("asset_selection", message)
         return Destination(
             job=self._job(self._answer("job", message)),
@@ -228,8 +228,8 @@ class Dispatch:
             run_tags=self._run_tags(self._answer("run_tags", message)),
         )
 
-    def said(self, name: str) -> str:
-        """How to begin a sentence about an argument's value."""
+    def subject(self, name: str) -> str:
+        """Return the beginning of a sentence about an argument's value, such as ``job returned``."""
         return f"{name} returned" if callable(getattr(self, name)) else f"{name} is"
 
     def _answer(self, name: str, message: Message | None) -> Any:
@@ -239,7 +239,7 @@ class Dispatch:
         try:
             return value(message)
         except (Exception, SystemExit) as error:
-            # Not its text, which may quote the message.
+            # The text of the error is left out, because it may quote the message.
             raise DispatchError(f"{name} raised {type(error).__name__} at {_place(error)}") from error
 
     def _job(self, job: Any) -> str | None:
@@ -247,34 +247,32 @@ class Dispatch:
             return None
         name = job.name if is_job(job) else job
         if not isinstance(name, str):
-            raise DispatchError(f"{self.said('job')} {_kind(job)}, which is neither a job nor the name of one")
+            raise DispatchError(f"{self.subject('job')} {_kind(job)}: it must be a job or a job's name")
         return name
 
     def _assets(self, assets: Any) -> tuple[str, ...]:
         try:
             if isinstance(assets, str | dg.AssetKey):
-                raise TypeError  # noqa: TRY301 - told as any other type
+                raise TypeError  # noqa: TRY301 - handled like any other type
             keys = {dg.AssetKey.from_coercible(each).to_user_string() for each in assets}
         except (dg.DagsterError, TypeError, ValueError):
             raise DispatchError(
-                f"{self.said('asset_selection')} {_kind(assets)}, which is no list of asset keys"
+                f"{self.subject('asset_selection')} {_kind(assets)}: it must be a list of asset keys"
             ) from None
         if not keys:
-            raise DispatchError(f"{self.said('asset_selection')} no asset")
+            raise DispatchError(f"{self.subject('asset_selection')} an empty list")
         return tuple(sorted(keys))
 
     def _run_config(self, config: Any) -> dict[str, Any]:
         if isinstance(config, dg.RunConfig):
             config = dg.RunRequest(run_config=config).run_config
         if config is not None and not isinstance(config, Mapping):
-            raise DispatchError(
-                f"{self.said('run_config')} {_kind(config)}, which is neither a mapping nor a RunConfig"
-            )
+            raise DispatchError(f"{self.subject('run_config')} {_kind(config)}: it must be a mapping or a RunConfig")
         try:
             plain: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
         except (TypeError, ValueError) as error:
             raise DispatchError(
-                f"{self.said('run_config')} values that are not JSON ({type(error).__name__})"
+                f"{self.subject('run_config')} values that are not JSON ({type(error).__name__})"
             ) from None
         return plain
 
@@ -282,20 +280,20 @@ class Dispatch:
         if tags is None:
             return {}
         if not isinstance(tags, Mapping) or not all(isinstance(each, str) for pair in tags.items() for each in pair):
-            raise DispatchError(f"{self.said('run_tags')} {_kind(tags)}, which is no mapping of texts to texts")
+            raise DispatchError(f"{self.subject('run_tags')} {_kind(tags)}: it must be a dict of str to str")
         return dict(tags)
 
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Gives messages to runs during one evaluation, by its definitions.
+    """The dispatch of messages to runs during one evaluation, by its definitions.
 
     Args:
-        sensor: The sensor; its target says which jobs and assets there are.
-        dispatch: What its runs are.
+        sensor: The sensor; its target has the jobs and assets.
+        dispatch: The description of its runs.
         context: The evaluation's context.
-        variables: The context variables of the evaluation's thread, of which Dagster keeps some: other threads call
-            within them. By default those of the thread that makes this.
+        variables: The context variables of the evaluation's thread, because Dagster keeps state there: other threads
+            call within them. By default those of the thread that makes this.
     """
 
     sensor: dg.SensorDefinition
@@ -306,10 +304,10 @@ class Dispatcher:
     _jobs: dict[tuple[str, frozenset[dg.AssetKey]], dg.JobDefinition] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check what is said of all runs, before anything is received.
+        """Check the part of the description that is the same for all runs, before messages are received.
 
         Raises:
-            DispatchError: There can be no such run with the definitions as they are.
+            DispatchError: Such a run is not possible with the definitions.
             RunConfigError: The configuration that all runs have does not fit.
             ValueError: There are functions of a message, and the context has no definitions.
         """
@@ -319,20 +317,20 @@ class Dispatcher:
             self.run_request(self.dispatch.destination())
 
     def ask(self, messages: Sequence[Message]) -> list[Destination | Undispatched]:
-        """Return where each message goes, or why it cannot go anywhere."""
+        """Return the run of each message, or why it cannot go to a run."""
         return [self._asked(message) for message in messages]
 
     def _asked(self, message: Message) -> Destination | Undispatched:
         try:
             destination = self.dispatch.destination(message)
             if reason := self.why_not(destination):
-                raise DispatchError(reason)  # noqa: TRY301 - one way for all that is wrong
+                raise DispatchError(reason)  # noqa: TRY301 - one handler for all errors
         except DispatchError as error:
             return Undispatched.by(error)
         return destination
 
     def why_not(self, destination: Destination) -> str:
-        """Why there can be no such run with the definitions as they are; empty where there can."""
+        """Return why such a run is not possible with the definitions; empty if it is."""
         key = msgspec.json.encode(destination, order="deterministic")
         if key not in self._checked:
             try:
@@ -354,7 +352,7 @@ class Dispatcher:
             tags: More tags of it.
 
         Raises:
-            DispatchError: There can be no such run with the definitions as they are.
+            DispatchError: Such a run is not possible with the definitions.
             RunConfigError: The configuration that all runs have does not fit.
         """
         wanted = dg.RunRequest(
@@ -368,7 +366,7 @@ class Dispatcher:
             partition_key=destination.partition_key,
         )
         if self.context.repository_def is None:
-            # Only where a test gives no definitions, and there is no function of a message.
+            # Only in a test without definitions and without functions of a message.
             return wanted, {}
         job = self._job(wanted)
         added: dict[str, str] = {}
@@ -380,11 +378,11 @@ class Dispatcher:
         return wanted, added
 
     def _job(self, wanted: dg.RunRequest) -> dg.JobDefinition:
-        """The job of a request, of its assets only."""
+        """Return the job of a request, with the request's assets only."""
         names = self.dispatch.jobs or [str(self.sensor.job_name)]
         name = wanted.job_name or names[0]
         if name not in names:
-            said = f"{self.dispatch.said('job')} {_shown(name)}"
+            said = f"{self.dispatch.subject('job')} {_shown(name)}"
             raise DispatchError(f"{said}, which is not one of the sensor's jobs: {', '.join(names)}")
         selected = frozenset(wanted.asset_selection or ())
         if (name, selected) not in self._jobs:
@@ -394,7 +392,7 @@ class Dispatcher:
     def _part_of(self, job: dg.JobDefinition, selected: frozenset[dg.AssetKey]) -> dg.JobDefinition:
         if not selected:
             return job
-        said = self.dispatch.said("asset_selection")
+        said = self.dispatch.subject("asset_selection")
         if unknown := selected - assets_of_job(job):
             shown = ", ".join(sorted(_shown(key.to_user_string()) for key in unknown))
             raise DispatchError(f"{said} {shown}, which the sensor's target does not have")
@@ -408,7 +406,7 @@ class Dispatcher:
         try:
             return dynamic_keys(self._definitions(), job, key)
         except PartitionKeyError as error:
-            said = f"{self.dispatch.said('partition_key')} {_shown(key)}"
+            said = f"{self.dispatch.subject('partition_key')} {_shown(key)}"
             raise DispatchError(f"{said}, but {_named(job, wanted)} {error}") from None
 
     def _with_partition(self, wanted: dg.RunRequest, added: Mapping[str, str]) -> dg.RunRequest:
@@ -416,17 +414,17 @@ class Dispatcher:
         try:
             return with_partition(self.sensor, self.context, wanted, requests)
         except refusals() as error:
-            said = f"{self.dispatch.said('partition_key')} {_shown(wanted.partition_key or '')}"
+            said = f"{self.dispatch.subject('partition_key')} {_shown(wanted.partition_key or '')}"
             raise DispatchError(f"{said}, which is not a partition of the target ({type(error).__name__})") from None
 
     def _check_run_config(self, job: dg.JobDefinition, resolved: dg.RunRequest) -> None:
         try:
             dg.validate_run_config(job, resolved.run_config)
         except dg.DagsterInvalidConfigError as error:
-            # Not its text, which quotes values.
+            # The text of the error is left out, because it quotes values.
             wrong = "; ".join(wrong_config(error))
             said = f"the run configuration does not fit {_named(job, resolved)} ({wrong})"
-            # Without a function the message is not at fault.
+            # A fixed configuration is not the message's fault.
             raise (DispatchError if callable(self.dispatch.run_config) else RunConfigError)(said) from None
 
     def _definitions(self) -> dg.RepositoryDefinition:
@@ -453,7 +451,7 @@ def divided(messages: Sequence[tuple[Message, Destination]], *, is_fifo: bool) -
     """Put messages together that go to the same run.
 
     Args:
-        messages: The messages with where they go, in the order they were received.
+        messages: The messages with their runs, in the order they were received.
         is_fifo: Whether the order within message groups counts.
 
     Returns:
@@ -487,13 +485,13 @@ def _kind(value: object) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where an exception was raised, as file and line."""
+    """Return where an exception was raised, as file and line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 RUN: Final = "run.json"
-"""The file in a batch's directory that says which run it goes to: after a crash, the same is asked for again."""
+"""The file in a batch's directory with its run: after a crash, the same run is requested again."""
 
 
 def write_run(folder: BatchFolder, destination: Destination) -> None:

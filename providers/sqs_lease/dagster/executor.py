@@ -1,13 +1,13 @@
 """One batch over a run of several steps: an executor whose run worker receives, extends and settles.
 
-The run worker receives when the run starts, writes the messages where the steps find them, and lets another executor
-run the steps, in processes beside it or in the run worker itself, while a thread of the run worker extends the leases.
-What the steps say and how they end decides at the end what becomes of each message
+The run worker receives when the run starts, and writes the messages to a directory that the steps read. Another
+executor runs the steps, in processes beside the run worker or in the run worker itself, while a thread of the run
+worker extends the leases. At the end of the run, the reports and the ends of the steps decide about each message
 (:mod:`sqs_lease.dagster.run_batch.rules`).
 
-The steps end with their run worker: it can end them before it gives their messages to others, and where it is killed
-they end themselves (:mod:`sqs_lease.dagster.run_batch.leased_batch`). Neither is possible in another container or on
-another machine, so such steps are refused the batch, and receive messages of their own instead.
+The steps end with their run worker. It can end them before it gives their messages to others, and if it is killed they
+end themselves (:mod:`sqs_lease.dagster.run_batch.leased_batch`). Neither is possible in another container or on another
+machine, so such steps do not get the batch, and receive messages of their own instead.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEPS_END_SECONDS: Final = 10.0
-"""How long steps may take to end by an interruption, where the executor failed with them under way."""
+"""How long steps may take to end after an interruption, if the executor failed while they run."""
 
 _ALL_STEPS: Final = '"dagster/retry_strategy": "ALL_STEPS"'
 
 
 class ResumedRunError(dg.DagsterError):
-    """The run executes a part of the work only, so it must not receive; the text says what to do."""
+    """Error for a run that executes only a part of the work, so it must not receive; the text has the remedy."""
 
 
 _RUN_STEPS_ELSEWHERE: Final = frozenset(
@@ -122,17 +122,18 @@ def sqs_lease_executor(
             report(load(check()))
 
     When a run starts, its worker receives; each step works on the messages with ``queue.lease(context)``
-    (:meth:`SqsQueueResource.lease`). They stay invisible to others until the run has ended, step retries included. Then
-    a message is deleted if every step succeeded (or was skipped by design) and none failed it. One that a step failed,
-    by its id or by failing for good, is settled by ``on_failure``. What is not done for no fault of its own is visible
-    again at once: when the run is terminated, when a step failed other messages by ``MessageFailed`` and the steps
-    behind it did not run, and when no step began to work on the batch. If the run worker is killed, the messages are
-    visible again when their last extension ends.
+    (:meth:`SqsQueueResource.lease`). They stay invisible to others until the run has ended, step retries included.
+
+    Then a message is deleted if every step succeeded (or was skipped by design) and no step failed it. A message that a
+    step failed, by its id or by failing for good, is settled by ``on_failure``. A message that was not processed, and
+    is not at fault, is visible again at once: when the run is terminated, when a step failed other messages by
+    ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch. If the run
+    worker is killed, the messages are visible again when their last extension ends.
 
     While run retries remain (``dagster/max_retries``), ``on_failure`` is applied only to messages that a step failed by
     ``batch.fail``. The others are passed on to the run that repeats this one, which may leave out the steps that
-    succeeded: they last for 5 minutes at least, and are visible again if it does not begin by then. Where it is not
-    known whether Dagster repeats the run, they are visible again at once.
+    succeeded: their leases last for 5 minutes at least, and they are visible again if it does not begin by then. If it
+    is not known whether Dagster repeats the run, they are visible again at once.
 
     Without messages the steps run with an empty batch.
 
@@ -141,25 +142,26 @@ def sqs_lease_executor(
     ``multi_or_in_process_executor``, or one of your own that runs them in the run worker. The configuration of a run,
     the requirements and the retries are those of that executor.
 
-    Steps on Kubernetes, ECS, Docker, Celery or Dask have no part in the batch of a run: nothing would end them before
-    others receive their messages. Give the job the executor that runs them there, without this one, and lease in each
-    step; ``queue.lease(context)`` then receives, holds and settles in the process of the step.
+    Steps on Kubernetes, ECS, Docker, Celery or Dask do not take part in the batch of a run: they would not be ended
+    before others receive their messages. Give the job the executor that runs them there, without this one, and lease in
+    each step; ``queue.lease(context)`` then receives, holds and settles in the process of the step.
 
     Args:
-        queue: The queue. What ``EnvVar`` names is read in the run worker.
-        workspace: Where the messages are for the steps: the absolute path of a directory. Each run has a directory in
-            it, which is removed when the run ends; what killed run workers left is removed by a later run, a day after.
+        queue: The queue. An ``EnvVar`` is read in the run worker.
+        workspace: A directory for the messages, as an absolute path. Each run has a directory in it, which is removed
+            when the run ends; directories that killed run workers left are removed by a later run, a day after.
         max_messages: Most messages to receive; 10 by default.
         wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-        linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
+        linger: How long to wait for more after the first; 1 s by default. 0 takes only the messages of the first
+            answer.
         policy: When to extend: a renewal policy or its name; ``Growing`` by default.
         visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-        on_failure: What becomes of failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
+        on_failure: The rule for failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
             ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-        around: The executor that runs the steps; ``multiprocess_executor`` by default. What it needs is configured on
-            it: ``around=dg.in_process_executor.configured({...})``.
-        max_concurrent: How many steps run at once, where the run's configuration does not say; by default as many as
-            there are processors. Not with ``around``, which has settings of its own.
+        around: The executor that runs the steps; ``multiprocess_executor`` by default. Configure it itself:
+            ``around=dg.in_process_executor.configured({...})``.
+        max_concurrent: How many steps run at once, unless the run's configuration has it; by default the number of
+            processors. Not with ``around``, which has settings of its own.
 
     Raises:
         TypeError: ``queue``, ``workspace`` or ``around`` is of another type.
@@ -195,16 +197,16 @@ def sqs_lease_executor(
 
     return dg.ExecutorDefinition(
         name="sqs_lease",
-        # Dagster takes a schema in its own form too, which its annotation leaves out.
+        # Dagster also takes a schema in its own form; the annotation lacks it.
         config_schema=cast("Any", inner.config_schema),
         requirements=inner.get_requirements,
         executor_creation_fn=create,
-        description=f"Holds one batch of SQS messages over the run, whose steps {inner.name} runs.",
+        description=f"Holds one batch of SQS messages over the run; {inner.name} runs the steps.",
     )
 
 
 def _inner(around: object, max_concurrent: int | None) -> dg.ExecutorDefinition:
-    """The executor that runs the steps."""
+    """Return the executor that runs the steps."""
     if around is None:
         return dg.multiprocess_executor
     if isinstance(around, dg.Executor):
@@ -223,13 +225,13 @@ def _inner(around: object, max_concurrent: int | None) -> dg.ExecutorDefinition:
 def _refuse_steps_elsewhere(around: dg.ExecutorDefinition) -> None:
     """Refuse an executor that is known to run steps elsewhere, before a run receives messages in vain.
 
-    What launchers of others do cannot be known here: their steps are refused the batch at ``lease()``.
+    Third-party launchers cannot be recognized here: ``lease()`` refuses the batch to their steps.
     """
     made_in = getattr(around.executor_creation_fn, "__module__", "")
     if made_in.partition(".")[0] in _RUN_STEPS_ELSEWHERE:
         raise ValueError(
             f"sqs_lease_executor does not hold messages for steps that {around.name!r} of {made_in} runs: they are in "
-            "containers or on other machines than the run worker, so nothing would end them before others receive "
+            "containers or on other machines than the run worker, so they would not be ended before others receive "
             "their messages. Give the job that executor itself (executor_def=), without sqs_lease_executor, and lease "
             "in each step: queue.lease(context) then receives, holds and settles in the process of the step"
         )
@@ -237,14 +239,14 @@ def _refuse_steps_elsewhere(around: dg.ExecutorDefinition) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Leasing:
-    """What :func:`sqs_lease_executor` was given."""
+    """The arguments of :func:`sqs_lease_executor`."""
 
     queue: SqsQueueResource
     workspace: str
     options: LeaseOptions
 
     def block(self, queue: SqsQueueResource, taken: RoutedBatch | None) -> LeaseBlock:
-        """Make what receives, or takes up what was passed on, and holds for as long as the block lasts."""
+        """Make the block that receives a batch, or takes up one that was passed on, and holds it."""
         queue.refuse_without_dead_letter_queue(self.options.on_failure)
         adopts = None if taken is None else taken.take_up()
         settings = LeaseSettings(queue=queue.queue, options=self.options, adopts=adopts)
@@ -252,7 +254,7 @@ class _Leasing:
 
 
 class LeaseExecutor(dg.Executor):
-    """Lets another executor run the steps, while it holds their messages. Made by :func:`sqs_lease_executor`."""
+    """The executor that holds messages while another one runs the steps. Made by :func:`sqs_lease_executor`."""
 
     def __init__(self, steps: dg.Executor, leasing: _Leasing) -> None:
         self._steps = steps
@@ -260,12 +262,12 @@ class LeaseExecutor(dg.Executor):
 
     @property
     def retries(self) -> RetryMode:
-        """As the executor of the steps has it."""
+        """The retry mode of the executor of the steps."""
         return self._steps.retries
 
     @property
     def step_dependency_config(self) -> StepDependencyConfig:
-        """As the executor of the steps has it."""
+        """The dependency settings of the executor of the steps."""
         return self._steps.step_dependency_config
 
     def execute(
@@ -275,7 +277,7 @@ class LeaseExecutor(dg.Executor):
 
         Raises:
             ResumedRunError: The run leaves out a part of its job, which would never see the messages.
-            BatchFolderError: The messages cannot be stored for the steps, or what these said cannot be read.
+            BatchFolderError: The messages cannot be stored for the steps, or the steps' reports cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
         leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
@@ -283,7 +285,7 @@ class LeaseExecutor(dg.Executor):
         _refuse_to_go_on(instance, run, queue.queue)
         taken = routed_batch_of(run) or passed_on_batch_of(run, leasing.workspace, queue.queue)
         if taken is None:
-            # One that takes a batch up has the messages that the steps left out have seen.
+            # A run that takes a batch up has messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
             _refuse_part_of_the_job(run, parts, queue.queue)
         remove_left_over(leasing.workspace)
@@ -295,7 +297,7 @@ class LeaseExecutor(dg.Executor):
         with ExitStack() as leaving:
             leaving.enter_context(working_on(run.run_id))
             leaving.callback(lambda: None if is_passed_on else _remove(folder))
-            # Dagster would keep a request to terminate until the steps run, and this may wait for a while.
+            # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
                 block = leasing.block(queue, taken)
                 batch = leaving.enter_context(block)
@@ -313,7 +315,7 @@ class LeaseExecutor(dg.Executor):
                         ends.see(event)
                         yield event
                 except Exception as error:  # noqa: BLE001 - raised when the messages are settled
-                    # What the steps said until then counts.
+                    # The steps' reports until then count.
                     ended_by = error
                     _end_steps(others)
                 if ends.is_interrupted:
@@ -328,7 +330,7 @@ class LeaseExecutor(dg.Executor):
                     else:
                         batch.release(held)
             except BaseException as error:
-                # Terminated, or the machinery failed: the work is not at fault. First the steps have to end.
+                # The run was terminated, or the executor failed: messages are not at fault. First the steps must end.
                 _end_steps(others)
                 batch.release(batch)
                 if not isinstance(error, dg.DagsterExecutionInterruptedError):
@@ -344,7 +346,7 @@ class LeaseExecutor(dg.Executor):
 
 
 def _refuse_to_go_on(instance: dg.DagsterInstance, run: dg.DagsterRun, queue: str) -> None:
-    """Refuse to receive for a run whose steps began already, under a run worker that is gone.
+    """Refuse to receive for a run with steps that began before, under a run worker that is gone.
 
     Raises:
         ResumedRunError: Steps of it began.
@@ -368,21 +370,22 @@ def _refuse_part_of_the_job(run: dg.DagsterRun, parts: JobParts, queue: str) -> 
     left_out = sorted(parts.left_out_steps) or sorted(parts.left_out_assets)
     if not left_out:
         return
-    whose = f"{', '.join(map(repr, left_out))} of job {run.job_name!r}"
+    left_work = f"{', '.join(map(repr, left_out))} of job {run.job_name!r}"
     if run.parent_run_id is not None:
         raise ResumedRunError(
             f"Run {run.run_id} does not receive from {queue}: it repeats run {run.parent_run_id} and leaves out "
-            f"{whose}, which would never see the messages received now. What run {run.parent_run_id} left is visible "
-            f'again, or another run has it. Set the tag {_ALL_STEPS} on the job, or choose "re-execute all steps"'
+            f"{left_work}, which would never see the messages received now. The messages of run {run.parent_run_id} "
+            f"are visible again, or another run has them. Set the tag {_ALL_STEPS} on the job, or choose "
+            '"re-execute all steps"'
         )
     remedy = (
         "Give the executor to a job of these assets: dg.define_asset_job(..., executor_def=...)"
         if parts.is_implicit
-        else "Run the whole job, or define a job of what is selected"
+        else "Run the whole job, or define a job of the selected part"
     )
     raise ResumedRunError(
-        f"Run {run.run_id} does not receive from {queue}: it leaves out {whose}, which would never see the messages "
-        f"that are deleted when it succeeds. {remedy}"
+        f"Run {run.run_id} does not receive from {queue}: it leaves out {left_work}, which would never see the "
+        f"messages that are deleted when it succeeds. {remedy}"
     )
 
 
@@ -400,13 +403,13 @@ def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
 def _is_whole(
     ends: StepEnds, plan: ExecutionPlan, plan_context: PlanOrchestrationContext, ended_by: BaseException | None
 ) -> bool:
-    """Whether every step came to its end, or could not run because of one that failed."""
+    """Whether every step ended, or could not run because of one that failed."""
     planned = plan.step_keys_to_execute
     if ended_by is not None:
-        # What a step failed with may be what the executor raises. It need not have got to each dynamic output then.
+        # An executor may raise the exception of a failed step. It may not have reached each dynamic output then.
         return ends.has_failures() and not any("[" in key for key in planned) and not ends.unfinished(planned)
     if ends.unfinished(planned):
-        # An executor need not tell of steps that are skipped in the end. The run's log does.
+        # Executors do not yield all skipped steps; the run's log has them.
         skipped = {dg.DagsterEventType.STEP_SKIPPED}
         for event in run_events(plan_context.instance, plan_context.dagster_run.run_id, skipped):
             ends.see(event)
@@ -424,7 +427,7 @@ def _repetition(ends: StepEnds, plan_context: PlanOrchestrationContext) -> Repet
     repeated = repetition(plan_context.instance, run) if ends.has_failures() else Repetition.NO
     if repeated is not Repetition.NO:
         plan_context.log.info(
-            "Dagster repeats run %s, or may do so: on_failure is applied to what a step failed by batch.fail() only",
+            "Dagster repeats run %s, or may do so: on_failure is applied only to messages failed by batch.fail()",
             run.run_id,
         )
     return repeated
@@ -439,10 +442,10 @@ def _settle(
     is_whole: bool,
     repeated: Repetition,
 ) -> Sequence[str]:
-    """Settle by what the steps said, and return the ids of what is still held: work on it is to be tried again.
+    """Settle by the steps' reports; return the ids of messages that are still held, for another try of the work.
 
     Raises:
-        SettlementError: The service refused it of some messages; the others are settled.
+        SettlementError: SQS refused to settle some messages; the others are settled.
     """
     ids = [message.message_id for message in batch]
     pieces = folder.pieces()
@@ -459,7 +462,7 @@ def _settle(
     for message_id in ids:
         by_decision.setdefault(tally.decision(message_id), []).append(message_id)
     held, released, done = (by_decision.pop(each, []) for each in (Action.HOLD, Action.RELEASE, Action.DELETE))
-    # In this order: what is behind a failed message of its group is given back with it.
+    # Failures come first: messages behind a failed one of their group are given back with it.
     settling = [
         partial(batch.fail, failed, why.reason, errors=why.errors)
         for why, failed in by_decision.items()
@@ -471,7 +474,7 @@ def _settle(
         try:
             settle()
         except SettlementError as error:
-            # What the service refuses of some messages changes nothing for the others.
+            # A refusal for some messages must not stop the settlement of others.
             refused.append(error)
     if refused:
         first, *others = refused
@@ -482,7 +485,7 @@ def _settle(
 
 
 def _pass_on(block: LeaseBlock, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> bool:
-    """Write down what is still held for the run that repeats this one; return whether it was done."""
+    """Write down the held messages for the run that repeats this one; return whether that was possible."""
     written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
     if written is None:
         return False
@@ -503,7 +506,7 @@ def _end_steps(others: Collection[BaseProcess]) -> None:
     """End the processes of steps that are still under way."""
     steps = [process for process in multiprocessing.active_children() if process not in others]
     for process in steps:
-        # As the executor itself interrupts them.
+        # The same signal that the executor itself uses.
         process.terminate()
     deadline = time.monotonic() + STEPS_END_SECONDS
     for process in steps:
@@ -523,7 +526,7 @@ def _names(folder: BatchFolder) -> set[str]:
 def _observe(
     plan_context: PlanOrchestrationContext, steps: Collection[str], batch: LeasedBatch, queue: SqsQueueResource
 ) -> None:
-    """Add what became of the messages to the assets whose steps worked on them."""
+    """Add the outcome of the messages to the assets of the steps that worked on them."""
     instance, run = plan_context.instance, plan_context.dagster_run
     assets = materialized_by(instance, run, steps)
     if not assets:
@@ -531,8 +534,8 @@ def _observe(
     try:
         left = left_metadata(queue.attributes())
     except SqsError as error:
-        # The messages are settled; that what is left cannot be counted is no reason to fail the run.
-        plan_context.log.warning("What is left in the queue is not known: %s", error)
+        # The messages are settled; the run must not fail because the rest of the queue cannot be counted.
+        plan_context.log.warning("The messages left in the queue cannot be counted: %s", error)
         left = {}
     observe(instance, run, assets, {**lease_metadata(batch), **left})
 

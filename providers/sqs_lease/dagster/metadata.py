@@ -1,4 +1,4 @@
-"""What a lease leaves as metadata of a materialization: numbers, which Dagster plots over time."""
+"""Metadata of leases for materializations: numbers, which Dagster plots over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX: Final = "sqs/"
 RECEIVED: Final = f"{PREFIX}received"
 DELETED: Final = f"{PREFIX}deleted"
 FAILED: Final = f"{PREFIX}failed"
-"""Messages whose work failed: given back, dead-lettered or left to expire."""
+"""Failed messages: given back, dead-lettered or left to expire."""
 
 UNSETTLED: Final = f"{PREFIX}unsettled"
 UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
@@ -34,10 +34,10 @@ ENDS: Final = (
     f"{PREFIX}uncertain",
     UNSETTLED,
 )
-"""Counts of what became of messages."""
+"""Counts of messages by outcome."""
 
 HELD: Final = f"{PREFIX}held"
-"""How many messages a lease began to hold. Without an end of it, the process that held them was killed."""
+"""How many messages a lease began to hold. If the lease has no end, its process was killed."""
 
 QUEUE: Final = f"{PREFIX}queue"
 
@@ -48,7 +48,7 @@ _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
 
 
 def work_metadata(messages: Collection[Message], queue_url: str, failed: int) -> dict[str, dg.MetadataValue]:
-    """Describe what a step did with a batch that somebody else holds, and settles later.
+    """Describe a step's work on a batch that another process holds, and settles later.
 
     Args:
         messages: The messages of the batch.
@@ -80,7 +80,7 @@ def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
 
 
 _ALWAYS: Final = ("received", "deleted")
-"""The counts that are shown also where they are 0."""
+"""The counts that are shown even if they are 0."""
 
 
 def _counts(numbers: Mapping[str, int]) -> dict[str, dg.MetadataValue]:
@@ -89,17 +89,17 @@ def _counts(numbers: Mapping[str, int]) -> dict[str, dg.MetadataValue]:
 
 
 def left_metadata(queue: QueueAttributes) -> dict[str, dg.MetadataValue]:
-    """Describe what is left in a queue: ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed``, unless 0.
+    """Count the rest of a queue: ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed``, unless 0.
 
     Args:
-        queue: What the queue says of itself now; the counts are approximate.
+        queue: The queue's attributes now; the counts are approximate.
     """
     numbers = {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
     return _counts(numbers)
 
 
 def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
-    """Describe what became of a batch.
+    """Describe the outcome of a batch.
 
     Args:
         batch: The batch, when everything is settled.
@@ -134,7 +134,7 @@ def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
 
 
 def lease_summary(batch: LeasedBatch | Batch) -> str:
-    """Say in one line what became of a batch, for logs; after its block, so that everything is settled."""
+    """Return the outcome of a batch as one line, for logs; after its block, so that everything is settled."""
     report = batch.report()
     parts = {
         "deleted": report.deleted,
@@ -156,11 +156,11 @@ def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
     """Describe several leases of one step together.
 
     Args:
-        earlier: The step's metadata so far; only what leases wrote matters.
-        later: What :func:`lease_metadata` says of one more lease.
+        earlier: The step's metadata so far; only keys of leases are used.
+        later: The result of :func:`lease_metadata` for one more lease.
 
     Returns:
-        Counts added up, and the greatest age.
+        The sums of the counts, and the greatest age.
     """
     if QUEUE not in earlier:
         return dict(later)

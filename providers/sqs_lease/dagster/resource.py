@@ -1,6 +1,6 @@
-"""A queue as a Dagster resource: how it is reached, and leases of its messages in ops and assets.
+"""A queue as a Dagster resource: the access to it, and leases of its messages in ops and assets.
 
-Errors about the access to a queue come with a remedy in Dagster's words: by which setting of the resource, and where.
+Errors about the access to a queue have a remedy in Dagster's words: the setting of the resource, and its place.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def access_to(resource: object) -> Iterator[None]:
     """Raise errors about the access to a queue with the remedy in Dagster's words, from within the block.
 
     Args:
-        resource: The resource by which the queue is reached.
+        resource: The queue's resource.
 
     Raises:
-        SqsError: What the block raised.
+        SqsError: The block raised it.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def access_to(resource: object) -> Iterator[None]:
         told = in_words_of_dagster(error, type(resource).__name__)
         if told is error:
             raise
-        # What the client raised; the error in its general words would only say the same again.
+        # The cause is the client's error; the general error would only repeat the text.
         raise told from error.__cause__
 
 
@@ -139,7 +139,7 @@ class LeaseArguments(TypedDict, total=False):
 
 
 class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """One queue. Settings that are not given are boto3's usual: environment, configuration files, instance role.
+    """One queue. Missing settings come from boto3's usual places: environment, configuration files, instance role.
 
     For example::
 
@@ -155,11 +155,12 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     The settings are those of dagster-aws's resources, with two exceptions. There is no ``max_attempts``: boto3 would
-    wait between attempts where no lease sees it, so the lease repeats its calls itself, as urgently as it has to. And
-    there are no keys: take ``profile_name``, ``role_arn``, the environment or the instance's role.
+    wait between attempts without regard to the lease's deadline, so the lease repeats its calls itself, as urgently as
+    the deadline requires. And there are no keys: use ``profile_name``, ``role_arn``, the environment or the instance's
+    role.
 
     A subclass may override :meth:`client`, to reach AWS in another way: leases, sensors, checks and the executor all
-    use it. Where Dagster does not hand the resource to code, ``process_config_and_initialize()`` makes it ready.
+    use it. Outside of Dagster's runs, ``process_config_and_initialize()`` makes the resource ready.
     """
 
     queue: str = Field(description="The queue's name, ARN or URL.")
@@ -169,8 +170,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     role_arn: str | None = Field(
         default=None, description="A role to assume; it is assumed again before its credentials expire."
     )
-    role_session_name: str = Field(default="sqs-lease", description="What CloudTrail calls the role's sessions.")
-    use_ssl: bool = Field(default=True, description="Whether to use TLS where endpoint_url does not say so.")
+    role_session_name: str = Field(default="sqs-lease", description="The name of the role's sessions in CloudTrail.")
+    use_ssl: bool = Field(default=True, description="Whether to use TLS if endpoint_url has no scheme.")
     verify: bool | None = Field(
         default=None,
         description="Whether TLS certificates are verified, as by default. AWS_CA_BUNDLE names a file of them.",
@@ -188,7 +189,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             named = [f"{name!r} ({close[0]!r}?)" if close else repr(name) for name, close in near.items()]
             raise TypeError(
                 f"{type(self).__name__} has no setting {', '.join(named)}; it has {', '.join(known)}. There are no "
-                "keys: take profile_name, role_arn, the environment or the instance's role"
+                "keys: use profile_name, role_arn, the environment or the instance's role"
             )
         super().__init__(**settings)
 
@@ -215,12 +216,12 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _refuse_no_queue(self) -> None:
         if not self.queue.strip():
             raise ValueError(
-                f"queue of {type(self).__name__} is empty: give the queue's name, ARN or URL. Where it is an EnvVar, "
-                "its environment variable is set to nothing in the process that Dagster works in"
+                f"queue of {type(self).__name__} is empty: give the queue's name, ARN or URL. If it is an EnvVar, its "
+                "environment variable is empty in the process that Dagster works in"
             )
 
     def attributes(self, *, timeout: Duration = 30.0) -> QueueAttributes:
-        """Read what the queue says of itself, such as how many messages it has; nothing is received.
+        """Read the queue's attributes, such as its number of messages; nothing is received.
 
         Args:
             timeout: How long that may take in all; 30 s by default.
@@ -262,34 +263,35 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> AbstractContextManager[LeasedBatch]:
         """Work on a batch in an op or asset, which is invisible to other consumers until the step ends.
 
-        Where the run's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) holds
+        If the run's executor (:func:`sqs_lease_executor <sqs_lease.dagster.executor.sqs_lease_executor>`) holds
         messages of the queue for the run, the block works on those, like every other step of the run. They are settled
-        when the run has ended; see :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for what a
-        step says of them meanwhile. The arguments of this method apply to runs without such a batch only, and the run's
-        log names those that do not. What follows is for those runs.
+        when the run has ended; see :class:`RunBatch <sqs_lease.dagster.run_batch.leased_batch.RunBatch>` for the ways
+        to settle them in a step. The arguments of this method do not apply then, and the run's log names those that
+        were given. The rest of this text is about runs without such a batch.
 
-        The block receives. Where a router started the run
-        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up what the router received for
-        it instead, and an attempt that follows takes up what the one before it left. A thread of this process extends
-        the leases. **They end with the step**: when it has succeeded, and its IO managers have stored its values, the
-        messages are deleted. If it fails they are given back; with ``MessageFailed`` only those that it names. While
-        Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries), and where that is not known, they are
-        visible again at once, and the next attempt receives them; ``on_failure`` is for the last attempt. With it, a
-        ``JobError`` dead-letters nothing, unless ``by_exception`` names it. A block whose exception the step survives
-        has failed all the same: its messages are settled by ``on_failure`` when the step has ended.
+        The block receives. If a router started the run
+        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up the router's messages for
+        the run instead, and a later attempt takes up the messages that the one before it left. A thread of this process
+        extends the leases. **They end with the step**: when it has succeeded, and its IO managers have stored its
+        values, the messages are deleted. If it fails they are given back; with ``MessageFailed`` only those that it
+        names. While Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries), and if that is not known,
+        they are visible again at once, and the next attempt receives them; ``on_failure`` is for the last attempt. With
+        it, a ``JobError`` does not dead-letter messages, unless ``by_exception`` names it. If a block raises an
+        exception and the step goes on, the block has still failed: its messages are settled by ``on_failure`` when the
+        step has ended.
 
-        Single messages are failed for good, in any attempt, by ``batch.fail(ids, reason)``, which only takes note;
-        the work on the others goes on. ``batch.succeed(ids)`` deletes at once, for steps that work on batch after
-        batch: what is made of the messages must be stored by then. Up to 100 leases of a step may be open at once.
+        ``batch.fail(ids, reason)`` fails single messages for good, in any attempt. It only notes them; the work on the
+        others goes on. ``batch.succeed(ids)`` deletes at once, for steps that work on batch after batch: the results of
+        the messages must be stored by then. Up to 100 leases of a step may be open at once.
 
         When the run is terminated, all are visible again at once. If the process is killed, they are visible again
         when their last extension ends.
 
-        Where the service refuses to settle messages as asked, the step fails, once, when its values are stored. A dead
-        letter that is refused is visible again.
+        If SQS refuses to settle messages, the step fails, once, after its values are stored. A message that cannot be
+        dead-lettered is visible again.
 
-        The materialization (or the outputs of an op) has what the step received and failed. When the step has ended,
-        its assets get an observation with :func:`lease_metadata` over all leases of the step.
+        The materialization (or the outputs of an op) has the step's numbers of received and failed messages. When the
+        step has ended, its assets get an observation with :func:`lease_metadata` over all leases of the step.
 
         Outside of a step, as in a notebook or a script with ``build_op_context()``, the lease ends with its block.
 
@@ -297,10 +299,11 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context: The context of the op or asset.
             max_messages: Most messages to receive; 10 by default.
             wait: How long to wait for a first message; 20 s by default. With none, the batch is empty.
-            linger: How long to wait for more once one came; 1 s by default. 0 takes what the first answer brought.
+            linger: How long to wait for more after the first; 1 s by default. 0 takes only the messages of the first
+                answer.
             policy: When to extend: a renewal policy or its name; ``Growing`` by default.
             visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
-            on_failure: What becomes of failed messages after the last attempt: a rule such as ``dead_letter()``, its
+            on_failure: The rule for failed messages after the last attempt: a rule such as ``dead_letter()``, its
                 name, or a mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
 
         Returns:
@@ -314,10 +317,10 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         The ``with`` statement raises
 
-        - ``BatchFolderError`` where the run's batch is not there any more, because the run came too late;
-        - ``sqs_lease.sqs.errors.SqsError`` where the queue cannot be used; the text names it and says what to do;
-        - ``ValueError`` where ``on_failure`` may dead-letter, and the queue has no redrive policy;
-        - ``RuntimeError`` where the step has 100 open leases.
+        - ``BatchFolderError`` if the run's batch is no longer there, because the run came too late;
+        - ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used; the text names it and says what to do;
+        - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
+        - ``RuntimeError`` if the step has 100 open leases.
         """
         arguments: LeaseArguments = {
             "max_messages": max_messages,
@@ -364,19 +367,17 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         with joined(context, held) as batch:
             context.log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
             if given:
-                context.log.info(
-                    "The holder of the run's batch decides on it: %s of this lease do not apply", ", ".join(given)
-                )
+                context.log.info("The run's executor holds this batch: %s of this lease do not apply", ", ".join(given))
             yield batch
 
 
 class QueueLease(AbstractContextManager[LeasedBatch]):
-    """What :meth:`SqsQueueResource.lease` returns: for one ``with`` statement, which gives the batch.
+    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
 
     Args:
         opened: Makes the lease that is entered.
         resource: The queue, for errors.
-        end: The end of the step, which fails where this was not entered; None where there is no step.
+        end: The end of the step, which fails if this was not entered; None without a step.
     """
 
     def __init__(self, opened: _OpensLease, resource: SqsQueueResource, end: StepEnd | None) -> None:
@@ -419,29 +420,29 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         )
 
 
-def check_queue_resource(queue: object, whose: str) -> None:
-    """Check what is to be a queue where it is written.
+def check_queue_resource(queue: object, owner: str) -> None:
+    """Check that an argument is a queue resource, when it is given.
 
     Args:
-        queue: What was given.
-        whose: What takes it, for the error.
+        queue: The argument.
+        owner: The object that takes it, for the error.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is of another type.
     """
     if not isinstance(queue, SqsQueueResource):
-        # Not shown: another resource may have a secret.
+        # The value is not shown, because another resource may have a secret.
         raise TypeError(
-            f"{whose} takes an SqsQueueResource, not {type(queue).__name__!r}: SqsQueueResource(queue=...) with the "
+            f"{owner} takes an SqsQueueResource, not {type(queue).__name__!r}: SqsQueueResource(queue=...) with the "
             "queue's name, ARN or URL"
         )
 
 
 def lease_options(queue: str, arguments: LeaseArguments) -> LeaseOptions:
-    """Check arguments of :meth:`SqsQueueResource.lease` where they are written, and fill in the defaults.
+    """Check arguments of :meth:`SqsQueueResource.lease` when they are given, and fill in the defaults.
 
     Args:
-        queue: What they are for, for errors.
+        queue: The queue, for errors.
         arguments: The arguments.
 
     Raises:
@@ -459,11 +460,11 @@ def _check_context(context: object) -> None:
     if not hasattr(context, "op_execution_context"):
         raise TypeError(
             f"lease() takes the context of the op or asset that works on the messages, not {type(context).__name__!r}: "
-            "write queue.lease(context) in its function. Where no op or asset works, take sqs_lease.lease()"
+            "write queue.lease(context) in its function. Outside of ops and assets, use sqs_lease.lease()"
         )
 
 
 def _given(arguments: LeaseArguments) -> list[str]:
-    """Which arguments of :meth:`SqsQueueResource.lease` are not as they are by default."""
+    """Return the names of arguments of :meth:`SqsQueueResource.lease` that differ from the defaults."""
     parameters = inspect.signature(SqsQueueResource.lease).parameters
     return [name for name, value in arguments.items() if value != parameters[name].default]

@@ -1,18 +1,18 @@
-"""Will the work be tried again? And what becomes of failed messages until then.
+"""A forecast whether Dagster tries failed work again, and the rule for failed messages until then.
 
 Dagster repeats a step by ``RetryPolicy`` or ``RetryRequested``; it says so itself, by the event ``STEP_UP_FOR_RETRY``.
-It repeats a *run* by run retries, which are settled when the run has failed, in another process. When a step has failed
-for good, this module forecasts that from the same settings and tags.
+It repeats a *run* by run retries. The daemon decides on these after the run has failed, in another process. When a step
+has failed for good, the leases end at once, so this module forecasts the decision from the same settings and tags.
 
 A user's failure rule is for the last attempt. Before that, messages are visible again at once, so that the next attempt
-receives them. Where it is not known whether there is one, they are made visible, too: a message that was released can
-still be dead-lettered later, and not the other way round. It is not known
+receives them. If it is not known whether there is a next attempt, they are made visible, too: a released message can
+still be dead-lettered later, but a dead letter does not come back by itself. It is not known
 
 - on Dagster+, where run retries are a setting of the deployment. User code sees the settings of the local
-  ``dagster.yaml``, which say nothing of it (read in dagster-cloud 1.13.27). The tag ``dagster/max_retries`` counts
-  there, too, so a run with that tag is known;
-- where the daemon cannot ask for the retry because the code server is away: Dagster writes the tag
-  ``dagster/will_retry: false`` then, after the step has failed.
+  ``dagster.yaml``, which do not have it (read in dagster-cloud 1.13.27). The tag ``dagster/max_retries`` counts there,
+  too, so a run with that tag is known;
+- if the daemon cannot request the retry because the code server is away: Dagster then writes the tag
+  ``dagster/will_retry: false``, after the step has failed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Repetition(Enum):
 def repetition(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
 ) -> Repetition:
-    """Forecast whether Dagster repeats a run of which a step has failed for good.
+    """Forecast whether Dagster repeats a run after a step of it has failed for good.
 
     Args:
         instance: The instance that has the run.
@@ -79,7 +79,7 @@ def repetition(
         settings = run_retry_settings(instance)
     except Exception:
         # A message that is given back can still be dead-lettered later.
-        logger.exception("Whether run %s is repeated is not known: on_failure is not applied", run.run_id)
+        logger.exception("It is not known whether run %s is repeated: on_failure is not applied", run.run_id)
         return Repetition.UNKNOWN
     if not settings.enabled or not (settings.on_step_failure or RETRY_ON_STEP_FAILURE_TAG in run.tags):
         return Repetition.NO
@@ -91,7 +91,7 @@ def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
 
 
 def _is_left(run: dg.DagsterRun, most: str) -> bool:
-    """Whether a run may be repeated once more. Dagster repeats no run with a tag that is no number."""
+    """Whether a run may be repeated once more. Dagster does not repeat runs with a tag that is not a number."""
     number = run.tags.get(RETRY_NUMBER_TAG, "0")
     return most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
 
@@ -101,7 +101,7 @@ class ReleaseWhileRetrying(FailureRule):
     """A failure rule that is replaced by a plain release once it is known that the work is tried again.
 
     Attributes:
-        last: What becomes of messages in the last attempt, and of those that were failed one by one in any attempt.
+        last: The rule for messages in the last attempt, and for those that were failed one by one in any attempt.
         is_tried_again: Set when the work is tried again.
     """
 
@@ -109,21 +109,21 @@ class ReleaseWhileRetrying(FailureRule):
     is_tried_again: Event
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """As the last attempt settles it."""
+        """Settle by the rule of the last attempt."""
         return self.last.settlement(receive_count=receive_count, reason=reason, random=random)
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
-        """A plain release where the work is tried again; else the rule for the exception."""
+        """Return a plain release if the work is tried again; else the rule for the exception."""
         return ReleaseRule(delay=0) if self.is_tried_again.is_set() else self.last.matching(errors)
 
 
 @dataclass(frozen=True, slots=True)
 class NoDeadLetterForJobErrors(FailureRule):
-    """A failure rule that sends no message to the dead-letter queue because a Spark job failed.
+    """A failure rule that does not dead-letter messages because a Spark job failed.
 
-    A :class:`JobError <sqs_lease.ingestion.job.JobError>` says that the job could not do its work: no executor was
-    left, or the table was locked. Messages are not at fault, so a rule that would dead-letter them makes them visible
-    again. Only ``by_exception`` that names ``JobError`` itself is taken at its word.
+    A :class:`JobError <sqs_lease.ingestion.job.JobError>` says that the job could not do its work: all executors were
+    lost, or the table was locked. Messages are not at fault, so a rule that would dead-letter them makes them visible
+    again. Only ``by_exception`` that names ``JobError`` itself is followed exactly.
 
     Attributes:
         rule: The user's rule.
@@ -132,11 +132,11 @@ class NoDeadLetterForJobErrors(FailureRule):
     rule: FailureRule
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """As the user's rule has it."""
+        """Settle by the user's rule."""
         return self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
-        """The user's rule for the exception, without its dead letters where a job failed."""
+        """Return the user's rule for the exception, without dead letters if a job failed."""
         rule = self.rule.matching(errors)
         named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
         return _WithoutDeadLetters(rule) if _JOB_ERROR in errors and not named else rule
@@ -154,20 +154,20 @@ class _WithoutDeadLetters(FailureRule):
 
 
 def failure_rule(on_failure: OnFailure | None) -> FailureRule:
-    """Return the failure rule that a user described, which spares messages where a Spark job failed.
+    """Return the failure rule that a user described, without dead letters if a Spark job failed.
 
     Args:
         on_failure: A rule, its name, or a mapping of its kind and arguments; None for ``release()``.
 
     Raises:
         ValueError: There is no rule of that name, or an argument is out of range.
-        TypeError: It is something else, or an argument is unknown.
+        TypeError: It is of another type, or an argument is unknown.
     """
     return NoDeadLetterForJobErrors(resolve_failure_rule(on_failure))
 
 
 def may_dead_letter(rule: FailureRule) -> bool:
-    """Whether a failure rule of this package may send messages to the dead-letter queue; rules of users may not say."""
+    """Whether a failure rule may send messages to the dead-letter queue; of users' own rules it is not known."""
     match rule:
         case DeadLetterRule():
             return True

@@ -1,23 +1,25 @@
-"""A router: a sensor that receives messages, sorts them by what they say, and passes them on to runs.
+"""A router: a sensor that receives messages, sorts them by their content, and passes them on to runs.
 
-One evaluation does all of it, and nothing outlives it: it receives for some seconds, asks the user's functions which
-run each message goes to, writes the messages of each run down, extends them once by ``handoff_timeout``, forgets them,
-and asks for the runs. The run takes them up (``run_batch/routed.py``) and is their only holder from then on. The code
-server has no thread for it, and SQS keeps the lock: the lease itself. What each failure costs:
+One evaluation does all of it, and keeps no state. It receives for some seconds, and calls the user's functions to find
+the run of each message. It writes the messages of each run down, extends them once by ``handoff_timeout``, forgets
+them, and requests the runs. The run takes them up (``run_batch/routed.py``) and is their only holder from then on.
 
-| what happens | the messages |
+Why so: a thread that extends leases in the code server would die with each reload, and the run would need a protocol to
+know whether it lives. Here SQS keeps the lock: the lease itself. The cost of each failure:
+
+| event | the messages |
 | --- | --- |
 | the daemon or the code server is killed while the router receives | visible after ``handoff_timeout`` |
-| it is killed when the batch is written, before Dagster has the run | the next evaluation asks for the same run |
-| the code location is reloaded | nothing: no process has state |
-| the run never starts, or its turn comes after ``handoff_timeout`` | visible after ``handoff_timeout`` |
-| a run comes too late | it fails, and says so; the router starts another run |
+| it is killed when the batch is written, before Dagster has the run | the next evaluation requests the same run |
+| the code location is reloaded | unaffected: processes have no state |
+| the run never starts, or starts after ``handoff_timeout`` | visible after ``handoff_timeout`` |
+| a run comes too late | it fails with an error that says so; the router starts another run |
 
-**Once.** The run key is the id of the batch, so that Dagster starts one run for it, however often it is asked for. A
+**Once.** The run key is the id of the batch, so that Dagster starts one run for it, however often it is requested. A
 message that is received again is in another batch, with a run of its own.
 
-Dagster's web UI can *test* a sensor, which evaluates it for real, and drops the runs that it asks for. So only an
-evaluation by the daemon receives; any other one says what it would do. From queues in memory (``sqs_lease.testing``)
+Dagster's web UI can *test* a sensor: it evaluates the sensor for real, and drops the requested runs. So only an
+evaluation by the daemon receives; any other one reports what it would do. From queues in memory (``sqs_lease.testing``)
 every evaluation receives, so that a unit test can evaluate the sensor.
 """
 
@@ -95,13 +97,13 @@ from sqs_lease.sqs.validation import FIFO_SUFFIX, check_whole_number
 logger = logging.getLogger(__name__)
 
 EVALUATION_WAIT_SECONDS: Final = 5.0
-"""How long an evaluation waits for a first message, unless told otherwise: Dagster evaluates again soon."""
+"""Default time that an evaluation waits for a first message: Dagster evaluates again soon."""
 
 LONGEST_RECEIVE_SECONDS: Final = 30.0
 """How long an evaluation may receive: the daemon gives it up after 60 s, and the launch of a run comes after it."""
 
 TICK_SECONDS: Final = 50.0
-"""How long an evaluation may take: what one received that the daemon gave up would go to no run."""
+"""How long an evaluation may take: if the daemon gave it up, its messages would not get a run."""
 
 ROUTER_TAG: Final = "sqs_lease/router"
 """The tag of a router's runs: the router's name."""
@@ -117,7 +119,7 @@ _UNFINISHED: Final = (
 
 
 class RouterError(RuntimeError):
-    """Messages went to no run, and no run tells of them; the text names the queue, and says why."""
+    """Error for messages without a run, when no run was requested at all; the text has the queue and the reason."""
 
 
 @preview("It was tried on one machine, with a few runs at once: see docs/dagster-runs.md.")
@@ -142,46 +144,46 @@ def build_sqs_router(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     description: str | None = None,
 ) -> dg.SensorDefinition:
-    """Build a sensor that receives messages, sorts them by what they say, and starts a run for each part of them.
+    """Build a sensor that receives messages, sorts them by their content, and starts a run for each part of them.
 
     The run gets its messages by ``queue.lease(context)`` (:meth:`SqsQueueResource.lease`) in one of its steps, or by
-    ``sqs_lease_executor`` in all of them. From then on the run alone holds them: how they are extended and what becomes
-    of failed ones are arguments of ``lease()`` or the executor. A retry of the step, or of the run, works on what the
-    attempt before it left.
+    ``sqs_lease_executor`` in all of them. From then on the run alone holds them: the renewal policy and the rule for
+    failed messages are arguments of ``lease()`` or the executor. A retry of the step, or of the run, works on the
+    messages that the attempt before it left.
 
-    With functions of a message, messages with the same answers go to the same run. A message on which a function
-    raises an exception, or with an answer that there can be no run for, is settled by ``on_failure`` by itself. Other
-    exceptions than the function's own are a :class:`DispatchError <sqs_lease.dagster.dispatch.DispatchError>` for
-    ``by_exception``. On a FIFO queue, messages of one group that go to different runs are worked on in their order.
+    With functions of a message, messages with the same answers go to the same run. If a function raises an exception,
+    or its answer names an impossible run, the message is settled by ``on_failure`` by itself. For ``by_exception``, an
+    unusable answer is a :class:`DispatchError <sqs_lease.dagster.dispatch.DispatchError>`. On a FIFO queue, messages of
+    one group that go to different runs are worked on in their order.
 
     It is a preview in Dagster's sense: it may change in any release.
 
     Args:
         name: The sensor's name; also the name of its directory in the workspace.
         queue: The queue.
-        target: What the runs execute: a job, a list of jobs of which ``job`` chooses, or assets, as ``target`` of
+        target: The work of the runs: a job, a list of jobs of which ``job`` chooses, or assets, as ``target`` of
             :class:`dagster.SensorDefinition`.
         workspace: A directory that the code server and all runs share, as an absolute path. Its files have receipt
             handles in them: keep it as private as the queue. The extra ``manifest`` is needed.
         max_messages: Most messages of an evaluation; 10 by default.
         wait: How long an evaluation waits for a first message; 5 s by default.
-        linger: How long it waits for more once one came; 1 s by default. 0 takes what the first answer brought. With
-            ``wait`` at most 30 s.
-        on_failure: What becomes of messages that can go to no run: a rule such as ``dead_letter()``, its name, or a
+        linger: How long it waits for more after the first; 1 s by default. 0 takes only the messages of the first
+            answer. With ``wait`` at most 30 s.
+        on_failure: The rule for messages that cannot go to a run: a rule such as ``dead_letter()``, its name, or a
             mapping such as ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-        max_batches: Nothing is received while so many of its runs are queued or under way; 1 by default. One
-            evaluation may ask for more runs than that.
+        max_batches: The router pauses while this many of its runs are queued or under way; 1 by default. One evaluation
+            may request more runs than that.
         handoff_timeout: How long messages wait for their run; 5 minutes by default, 1 s to 12 hours. It is the
             visibility timeout to receive with. Then they are visible again.
-        job: A function that tells which of the jobs a message is for, by its name or itself.
-        partition_key: The partition to run, or a function that tells it from a message; None for none. A partition of
-            a dynamic partitions definition is added.
-        asset_selection: A function that tells which assets of the target a message is for; None for all of them.
+        job: A function that returns the job for a message, or its name.
+        partition_key: The partition to run, or a function that returns it for a message; None without partitions. A
+            partition of a dynamic partitions definition is added.
+        asset_selection: A function that returns the assets of the target for a message; None for all of them.
         run_config: The runs' configuration, or a function that makes it from a message.
         run_tags: Tags of the runs, or a function that makes them from a message.
         minimum_interval_seconds: Least time between two evaluations, 10 by default.
         default_status: Whether the sensor runs without being switched on; it does not, by default.
-        description: What the web UI says of it.
+        description: The sensor's description in the web UI.
 
     Raises:
         ValueError: An argument is out of range, ``job`` does not fit the target, or the workspace is in an object
@@ -189,11 +191,11 @@ def build_sqs_router(
         TypeError: An argument is of another type.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
-    whose = f"router {name!r}"
-    check_queue_resource(queue, whose)
-    require_manifests(whose, "dagster,manifest")
-    check_workspace(workspace, whose)
-    check_whole_number(max_batches, "max_batches", 1, 1_000, whose)
+    owner = f"router {name!r}"
+    check_queue_resource(queue, owner)
+    require_manifests(owner, "dagster,manifest")
+    check_workspace(workspace, owner)
+    check_whole_number(max_batches, "max_batches", 1, 1_000, owner)
     handoff_seconds = seconds_of(handoff_timeout, name="handoff_timeout", minimum=1, maximum=MAX_VISIBILITY_SECONDS)
     options = LeaseOptions.of(
         max_messages=max_messages,
@@ -205,12 +207,12 @@ def build_sqs_router(
     longest = options.wait_seconds + options.linger_seconds
     if longest > LONGEST_RECEIVE_SECONDS:
         raise ValueError(
-            f"{whose}: wait and linger are {longest:g} s together, and may be at most "
+            f"{owner}: wait and linger are {longest:g} s together, and may be at most "
             f"{LONGEST_RECEIVE_SECONDS:g} s, because Dagster gives up an evaluation after 60 s"
         )
     jobs = jobs_of_a_list(target)
     if (job is None and len(jobs) > 1) or (job is not None and not jobs):
-        raise ValueError(f"{whose}: give job= with a list of several jobs as target, and only then")
+        raise ValueError(f"{owner}: give job= with a list of several jobs as target, and only then")
     dispatch = Dispatch(job, partition_key, asset_selection, run_config, run_tags, jobs)
     router = _Router(name, queue, f"{workspace.rstrip('/')}/{name}", options, handoff_seconds, max_batches, dispatch)
 
@@ -230,7 +232,7 @@ def build_sqs_router(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A run to ask for: its batch, the batch's directory, and which run it is to be."""
+    """A run to request: its batch, the batch's directory, and the run itself."""
 
     batch_id: str
     uri: str
@@ -239,7 +241,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Received:
-    """What one evaluation received: the runs to ask for, and why messages go to none."""
+    """The result of one evaluation's receive: the runs to request, and why messages cannot go to a run."""
 
     requests: list[_Request] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -247,7 +249,7 @@ class _Received:
 
 @dataclass(frozen=True, slots=True)
 class _Router:
-    """See :func:`build_sqs_router` for each."""
+    """A router; :func:`build_sqs_router` documents the attributes."""
 
     name: str
     queue: SqsQueueResource
@@ -281,7 +283,7 @@ class _Router:
     ) -> dg.SensorResult:
         asked: list[dg.RunRequest] = []
         partitions: list[Mapping[str, str]] = []
-        # Dagster launches one after the other, each in about 3 s. The others are found by the next evaluation.
+        # Dagster launches one after the other, each in about 3 s. The next evaluation finds the others.
         for request in received.requests[:MOST_RUNS_AT_ONCE]:
             tags = {ROUTED_TAG: request.uri, ROUTED_QUEUE_TAG: self.queue_name(), ROUTER_TAG: self.name}
             run, added = dispatcher.run_request(request.destination, run_key=request.batch_id, tags=tags)
@@ -294,12 +296,13 @@ class _Router:
         return dg.SensorResult(
             run_requests=asked,
             skip_reason=None if asked else reason,
+            # Clears the time of the first error, see _unreachable().
             cursor="",
             dynamic_partitions_requests=add_requests(partitions),
         )
 
     def _unreachable(self, error: SqsError, context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        """Skip what passes by itself, for ten minutes at most; the cursor has since when it lasts."""
+        """Skip errors that pass by themselves, for ten minutes at most; the cursor has the time of the first one."""
         now = time.time()
         cursor = context.cursor or ""
         since = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else now
@@ -317,18 +320,18 @@ class _Router:
         )
 
     def queue_name(self) -> str:
-        """The queue, as the resource has it now."""
+        """Return the queue, as the resource has it now."""
         resource: SqsQueueResource = self.queue.process_config_and_initialize()
         return resource.queue
 
-    # What earlier evaluations wrote
+    # Batches of earlier evaluations
 
     def _count_under_way(self, instance: dg.DagsterInstance) -> int:
         filters = dg.RunsFilter(tags={ROUTER_TAG: self.name}, statuses=list(_UNFINISHED))
         return len(instance.get_run_records(filters, limit=self.max_batches))
 
     def _waiting(self, instance: dg.DagsterInstance, dispatcher: Dispatcher) -> list[_Request]:
-        """The batches that were written and have no run yet; what is of no use any more is removed."""
+        """Return the batches that were written and have no run yet; remove old ones."""
         waiting: list[_Request] = []
         for path in listed(Path(self.uri)):
             if not _BATCH_ID.fullmatch(path.name):
@@ -341,7 +344,7 @@ class _Router:
                     folder.remove()
                 continue
             if dispatcher.why_not(destination) or _has_run(instance, uri):
-                # Where there can be no such run any more, the messages come back by themselves.
+                # If such a run is no longer possible, the messages come back by themselves.
                 continue
             waiting.append(_Request(path.name, uri, destination))
         return waiting
@@ -378,11 +381,11 @@ class _Router:
     async def _sorted(
         self, held: Batch, keeper: Keeper, dispatcher: Dispatcher, asking: ThreadPoolExecutor
     ) -> _Received:
-        """Give each message to a run, write the runs' batches down, and pass them on."""
+        """Choose a run for each message, write the runs' batches down, and pass them on."""
         messages = held.messages()
         if not messages:
             return _Received()
-        # In a thread, so that a function that hangs does not keep the time limit from ending it.
+        # In a thread, so that the time limit works even if a function hangs.
         answers = await asyncio.get_running_loop().run_in_executor(
             asking, partial(dispatcher.variables.run, dispatcher.ask, messages)
         )
@@ -406,7 +409,7 @@ class _Router:
             try:
                 await asyncio.to_thread(_write_leases, requests, parts, folders, written)
             except BaseException:
-                # No run is told of them, so they are ours still.
+                # The runs will not be requested, so the router still holds the messages.
                 again = keeper.open_batch(held.queue_url, policy=self.options.policy)
                 again.adopt(written)
                 await again.release_all()
@@ -422,7 +425,7 @@ async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
     """Receive within the time that the daemon allows.
 
     Raises:
-        TimeoutError: It took too long; what was received is visible again.
+        TimeoutError: It took too long; the received messages are visible again.
     """
     try:
         async with asyncio.timeout(TICK_SECONDS) as limit:
@@ -431,15 +434,15 @@ async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
         if not limit.expired():
             raise
         raise TimeoutError(
-            f"the evaluation of a router on {queue} took longer than {TICK_SECONDS:g} s, so it was given up, and what "
-            "it received is visible again. Check that its functions, its workspace and SQS answer in time"
+            f"the evaluation of a router on {queue} took longer than {TICK_SECONDS:g} s, so it was given up, and its "
+            "messages are visible again. Check that its functions, its workspace and SQS answer in time"
         ) from None
 
 
 def _settled(
     held: Batch, messages: Sequence[Message], answers: Sequence[Destination | Undispatched]
 ) -> tuple[dict[Receipt, Settlement], list[str]]:
-    """What becomes of messages that go to no run, and of what is behind them in their groups; and why, for people."""
+    """Decide on messages that cannot go to a run, and on those behind them in their groups; and say why, for people."""
     alike: dict[Undispatched, list[Receipt]] = {}
     for message, answer in zip(messages, answers, strict=True):
         if isinstance(answer, Undispatched):
@@ -480,7 +483,7 @@ def _age_seconds(path: Path) -> float:
 
 
 def _is_in_memory(queue: SqsQueueResource) -> bool:
-    """Whether nothing real can be received."""
+    """Whether the queue is one in memory, for tests."""
     transport = blocking.open_transport(queue.client(), queue.queue)
     try:
         return getattr(transport, "is_in_memory", False)

@@ -1,9 +1,9 @@
-"""Brings a batch into a table by Spark, in a process of its own that reports through Dagster Pipes.
+"""The ingestion of a batch into a table by Spark, in a process of its own that reports through Dagster Pipes.
 
 The job is ``python -m sqs_lease.spark.job``; this module does not import Spark, which may be in another environment or
-on a cluster. :func:`ingest_with_spark` starts it beside the step. Where a Pipes client starts it elsewhere (EMR,
-Databricks), the parts are used one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
-:func:`settle_ingestion`. The asset's metadata has what Dagster's own keys say of a table: storage, name, columns.
+on a cluster. :func:`ingest_with_spark` starts it beside the step. If a Pipes client starts it elsewhere (EMR,
+Databricks), use the parts one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
+:func:`settle_ingestion`. The asset's metadata has Dagster's own keys for a table: storage, name, columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TABLE_NAME: Final = "dagster/table_name"
 COLUMN_SCHEMA: Final = "dagster/column_schema"
 
 _STORAGES: Final = {"native-delta": "delta"}
-"""The storage of kinds of sinks whose name says more than that."""
+"""The storage of sinks with a kind that is not named like it."""
 
 _COLUMN: Final = re.compile(
     r"\s*(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>\w+))(?:\s*:\s*|\s+)(?P<type>[A-Za-z_].*?)"
@@ -58,14 +58,14 @@ def storage_kind(spec: Mapping[str, Any]) -> str:
 
 
 def table_metadata(spec: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
-    """Describe the table of an ingestion, as far as its spec tells.
+    """Describe the table of an ingestion from its spec.
 
     Args:
         spec: The ingestion.
 
     Returns:
-        By key: ``dagster/storage_kind``; ``dagster/table_name`` where the table has one; ``dagster/column_schema``
-        where the spec has a schema that messages cannot add to.
+        By key: ``dagster/storage_kind``; ``dagster/table_name`` if the table has one; ``dagster/column_schema`` if the
+        spec has a schema that messages cannot add to.
     """
     metadata: dict[str, dg.MetadataValue] = {STORAGE_KIND: dg.MetadataValue.text(storage_kind(spec))}
     table = spec["sink"].get("table")
@@ -78,7 +78,7 @@ def table_metadata(spec: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
 
 
 def _columns(source: Mapping[str, Any]) -> list[dg.TableColumn] | None:
-    """The columns of a source's records; None where they are not known before."""
+    """Return the columns of a source's records; None if they are not known before."""
     while "source" in source:
         source = source["source"]
     schema = source.get("schema")
@@ -86,7 +86,7 @@ def _columns(source: Mapping[str, Any]) -> list[dg.TableColumn] | None:
         return None
     found = [_COLUMN.fullmatch(part) for part in _parts(schema)]
     columns = [_column(match) for match in found if match is not None]
-    # A schema that is not understood as a whole is Spark's to read.
+    # If a part of the schema is not understood here, only Spark can read it.
     return columns if columns and len(columns) == len(found) else None
 
 
@@ -101,7 +101,7 @@ def _column(match: re.Match[str]) -> dg.TableColumn:
 
 
 def _parts(schema: str) -> Iterator[str]:
-    """The parts of a schema between the commas that are within nothing else."""
+    """Split a schema at its outermost commas."""
     depth, part = 0, ""
     for piece in _PIECE.findall(schema):
         depth += (piece in "<(") - (piece in ">)")
@@ -116,7 +116,7 @@ def _parts(schema: str) -> Iterator[str]:
 PREFIX: Final = "ingestion/"
 
 END_SECONDS: Final = 25.0
-"""How long a job that is told to end may take, which gives up waiting for Spark after twenty itself."""
+"""How long a job that is told to end may take; it gives up waiting for Spark after twenty seconds itself."""
 
 _LAST_MESSAGE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.02
@@ -162,18 +162,18 @@ def ingest_with_spark(
                     },
                 )
 
-    Messages that are no records are failed with their reasons, unless the spec has ``rejects``; the others are deleted
-    at the end of the lease. The run's log has the job's own, with the progress of its Spark jobs, and the output of the
-    step the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata`, and what
-    :func:`table_metadata <sqs_lease.dagster.spark.table_metadata>` says of the table.
+    Messages that are not valid records are failed with their reasons, unless the spec has ``rejects``; the others are
+    deleted at the end of the lease. The run's log has the job's log lines, with the progress of its Spark jobs; the
+    step's output has the rest. The materialization (or the output of an op) gets :func:`ingestion_metadata` and
+    :func:`table_metadata <sqs_lease.dagster.spark.table_metadata>`.
 
-    A run that is terminated cancels the Spark jobs and ends the process before its messages are given back. If the
-    step's process is killed, the job ends by itself. So it does when all of the leases were lost. Nothing is stored
-    twice when the messages are received again.
+    A run that is terminated cancels the Spark jobs and ends the process before its messages are given back. The job
+    ends by itself if the step's process is killed, or if all leases were lost. Records are not stored twice when the
+    messages are received again.
 
     Args:
         context: The context of the op or asset.
-        batch: What ``lease`` gives; if it is empty, no job is started.
+        batch: The batch that ``lease`` gives; if it is empty, no job is started.
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``. It holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process, with that many cores), another master
             (``spark://host:7077``), or a Connect server (``sc://host:15002``).
@@ -182,12 +182,12 @@ def ingest_with_spark(
             process, apart from Dagster's own.
 
     Returns:
-        What became of the messages.
+        The outcomes of the messages.
 
     Raises:
         SpecError: The spec cannot be used.
-        JobError: The job failed, or none of the messages is held any more; the text is the job's last error.
-        ModuleNotFoundError: What manifests are written with is not installed.
+        JobError: The job failed, or all messages were settled or lost; the text is the job's last error.
+        ModuleNotFoundError: A package that writes manifests is not installed.
     """
     IngestionSpec.parse(spec)
     if len(batch) == 0:
@@ -202,12 +202,12 @@ def ingest_with_spark(
 
 
 def settle_ingestion(context: Context, batch: LeasedBatch, result: StoredResult) -> None:
-    """Fail the messages that a job rejected, and add what it did as metadata; within the lease.
+    """Fail the messages that a job rejected, and add its numbers as metadata; within the lease.
 
     Args:
         context: The context of the op or asset.
-        batch: What ``lease`` gave.
-        result: What the job reported of it.
+        batch: The batch that ``lease`` gave.
+        result: The job's result for it.
 
     Raises:
         KeyError: The result is of another batch.
@@ -227,13 +227,13 @@ def settle_ingestion(context: Context, batch: LeasedBatch, result: StoredResult)
 
 
 def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
-    """Describe what became of a batch, as numbers that Dagster plots.
+    """Describe the outcome of a batch, as numbers that Dagster plots.
 
     Returns:
         By key: ``ingestion/received``, ``ingestion/ingested``, ``ingestion/empty``, ``ingestion/duplicates`` and
-        ``ingestion/rejected``, in messages; ``ingestion/rows``, which the batch brought; and
-        ``ingestion/table_version``, where the table has versions; and ``ingestion/objects_cleaned``,
-        ``ingestion/objects_left`` and ``ingestion/objects_failed``, where the source cleans up. See
+        ``ingestion/rejected``, in messages; ``ingestion/rows``, the rows that the batch added; and
+        ``ingestion/table_version``, if the table has versions; and ``ingestion/objects_cleaned``,
+        ``ingestion/objects_left`` and ``ingestion/objects_failed``, if the source cleans up. See
         :class:`StoredResult <sqs_lease.ingestion.result.StoredResult>`.
     """
     numbers = {
@@ -257,18 +257,18 @@ def ingestion_metadata(result: StoredResult) -> dict[str, dg.MetadataValue]:
 
 @contextmanager
 def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
-    """Have the messages of a lease in a file for a job that runs elsewhere, as long as the block lasts.
+    """Keep the messages of a lease in a file for a job that runs elsewhere, for the time of the block.
 
     Args:
-        batch: What ``lease`` gives.
-        directory: Where the file goes: a path or URI that the job reaches, too, such as ``s3://bucket/batches`` (which
-            takes ``s3fs`` here). There is no receipt handle in it, but all bodies are.
+        batch: The batch that ``lease`` gives.
+        directory: The directory of the file: a path or URI that the job reaches, too, such as ``s3://bucket/batches``
+            (which needs ``s3fs`` here). The file has all bodies, but no receipt handles.
 
     Yields:
         Its URI, for the job's ``--manifest``.
 
     Raises:
-        ModuleNotFoundError: What manifests are written with is not installed.
+        ModuleNotFoundError: A package that writes manifests is not installed.
         OSError: The file cannot be written.
     """
     require_manifests("stored_batch()", "dagster,manifest")
@@ -280,7 +280,7 @@ def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
 
 
 class Reported(Protocol):
-    """What a job reported through Pipes."""
+    """The reports of a job through Pipes."""
 
     def get_custom_messages(self) -> Sequence[Any]:
         """Return the messages that the job reported for itself."""
@@ -290,10 +290,10 @@ def reported_result(reported: Reported) -> StoredResult:
     """Return the result that a job reported through Pipes.
 
     Args:
-        reported: What the Pipes client's ``run`` returned, or the session of ``open_pipes_session`` after its block.
+        reported: The result of the Pipes client's ``run``, or the session of ``open_pipes_session`` after its block.
 
     Raises:
-        JobError: It reported none, so it is not known to be done; its messages must be given back.
+        JobError: It did not report a result, so it may not be done; its messages must be given back.
     """
     for message in reported.get_custom_messages():
         if isinstance(message, str):
@@ -303,7 +303,7 @@ def reported_result(reported: Reported) -> StoredResult:
                 continue
     raise JobError(
         "the job ended without an error, and reported no result: start it with this release of sqs-lease, and with "
-        "what Dagster Pipes puts into its environment or its arguments"
+        "the environment variables or arguments of Dagster Pipes"
     )
 
 
@@ -324,8 +324,7 @@ def _run(
             temporary_manifest(
                 manifest, list(batch), batch_id=context.op_execution_context.run_id, queue_url=batch.queue_url
             ),
-            # Not open_pipes_session: an asset over that has to return what the job materialized, and ours has nothing
-            # to say but its numbers.
+            # Not open_pipes_session: its user has to return the job's materializations, and this job has only numbers.
             dg.PipesTempFileContextInjector().inject_context(known) as injected,
             handler.handle_messages() as read,
         ):
@@ -348,25 +347,25 @@ def _run(
                             raise JobError(_lost(batch)) from error
                         raise
             _wait_for_the_end(handler)
-        # Not what came through Pipes: its reader can miss the last lines of a file.
+        # Read from the file, because the reader of Pipes can miss the last lines.
         return read_result(result)
 
 
 def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
-    """Wait until all that the job reported was read: Pipes stops reading when it is told to, read or not."""
+    """Wait until all reports of the job were read: Pipes would stop reading at once, before the last of them."""
     pause, ends_at = Event(), time.monotonic() + _LAST_MESSAGE_SECONDS
     while not has_read_all(handler) and time.monotonic() < ends_at:
         pause.wait(_LOOK_SECONDS)
 
 
 def _write(line: str) -> None:
-    # As every output of a step, which Dagster keeps; what the job reports goes to the run's log.
+    # Dagster keeps the output of steps. The job's reports go to the run's log instead.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def _lost(batch: LeasedBatch) -> str:
     return (
-        f"none of the messages of {batch.queue_url} is held any more, so their ingestion was stopped: they were "
-        "settled or lost. What was committed is in the table, and is not stored twice when they are received again"
+        f"the messages of {batch.queue_url} are no longer held, so their ingestion was stopped: all were settled or "
+        "lost. Committed rows are in the table, and are not stored twice when the messages are received again"
     )

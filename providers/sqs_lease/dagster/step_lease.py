@@ -1,8 +1,8 @@
 """A lease in a step of Dagster. It ends with its step, not with its block.
 
-Dagster stores what an op or asset returns when its function has ended, so a lease that ended with its block would
-delete messages before their value is stored. This one goes on after its block until Dagster reports the end of the
-step to the listeners in the step's own process:
+Dagster stores the return value of an op or asset after its function has ended, so a lease that ended with its block
+would delete messages before their value is stored. This one goes on after its block, until Dagster reports the end of
+the step to the listeners in the step's own process:
 
 | the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
 | --- | --- | --- |
@@ -11,20 +11,20 @@ step to the listeners in the step's own process:
 | STEP_FAILURE, and the run may be repeated | visible again at once | visible again at once |
 | STEP_FAILURE otherwise | by the failure rule | by the failure rule, for the step's exception |
 | STEP_FAILURE by an interruption (the run is terminated) | visible again at once | visible again at once |
-| none: the process was killed | visible when their last extension ends | the same |
+| no event: the process was killed | visible when their last extension ends | the same |
 
-A killed process may have stored its value without having deleted the messages: they come again then, as at-least-once
-delivery has it. This was seen in process and with the multiprocess executor of Dagster 1.11.16, 1.12.0 and 1.13.27.
+A killed process may have stored its value without deleting the messages: they come again then, by at-least-once
+delivery. This was seen in process and with the multiprocess executor of Dagster 1.11.16, 1.12.0 and 1.13.27.
 
-Two ends are earlier. A block that is interrupted gives back at once. A lease ends with its block if it was said of each
-of its messages what becomes of it (``succeed``, ``fail``, ``release``), so that a step may work on batch after batch.
+Two ends are earlier. A block that is interrupted gives back at once. A lease ends with its block if each of its
+messages was settled there (``succeed``, ``fail``, ``release``), so that a step may work on batch after batch.
 
-**Retries in one process.** Each attempt has a listener of its own, and all of them hear the events of the last one. So
-an attempt's :class:`StepEnd` is over for good at the attempt's own last event.
+**Retries in one process.** Each attempt has a listener of its own, and all of them get the events of the last attempt.
+So an attempt's :class:`StepEnd` is over for good at the attempt's own last event.
 
-**What the service refuses fails the step.** Dagster lets an exception of a listener fail what it was about to report:
-the step that would have succeeded has failed, once, because no ``RetryPolicy`` is for errors outside of the function.
-By then its values are stored, and the messages that could be deleted are deleted.
+**A refused settlement fails the step.** If a listener raises an exception, Dagster reports a failure instead: a step
+that would have succeeded fails, once, because a ``RetryPolicy`` does not apply to errors outside of the function. By
+then its values are stored, and the messages that could be deleted are deleted.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from sqs_lease.sqs.transport import QueueAttributes
 logger = logging.getLogger(__name__)
 
 MOST_OPEN: Final = 100
-"""So many leases of a step may be open at once; each has a thread and a client."""
+"""The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
 class StepFailedError(Exception):
-    """Stands for the exception of a step that Dagster does not tell."""
+    """Stand-in for a step's exception that Dagster does not give."""
 
 
 class RecordingBatch(OwnLeasedBatch):
-    """The messages of a lease in a step. What fails is written down, and settled when the step has ended."""
+    """The messages of a lease in a step. Failures are written down, and settled when the step has ended."""
 
     def __init__(self, lease: Any) -> None:
         super().__init__(lease)
@@ -87,25 +87,25 @@ class RecordingBatch(OwnLeasedBatch):
         self.refused: list[Exception] = []
 
     def succeed(self, messages: Messages) -> None:
-        """See :meth:`LeasedBatch.succeed`; what the service refuses fails the step at its end."""
+        """Delete messages, see :meth:`LeasedBatch.succeed`; a refusal of SQS fails the step at its end."""
         with self._noting_refusals():
             super().succeed(messages)
 
     def release(self, messages: Messages) -> None:
-        """See :meth:`LeasedBatch.release`; what the service refuses fails the step at its end."""
+        """Release messages, see :meth:`LeasedBatch.release`; a refusal of SQS fails the step at its end."""
         with self._noting_refusals():
             super().release(messages)
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:
-        # Raised here, it would end the work on messages that are not concerned.
+        # An exception here would end the work on other messages.
         try:
             yield
         except SettlementError as error:
             self.refused.append(error)
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """These failed for good: they are settled by the failure rule when the step has ended, however that is.
+        """Fail messages for good: the failure rule settles them when the step has ended, whether it succeeds or not.
 
         See :meth:`LeasedBatch.fail <sqs_lease.blocking.LeasedBatch.fail>` for the arguments.
 
@@ -116,7 +116,7 @@ class RecordingBatch(OwnLeasedBatch):
         self._record(self._session.failing(self._chosen(messages), reason, errors))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """These failed for good, each for a reason of its own; see :meth:`fail`.
+        """Fail messages for good, each for a reason of its own; see :meth:`fail`.
 
         Args:
             reasons: By message id.
@@ -128,11 +128,11 @@ class RecordingBatch(OwnLeasedBatch):
         self._record(self._session.failing(self._chosen(reasons), reasons))
 
     def count_failed(self) -> int:
-        """How many were failed so far."""
+        """Return how many messages were failed so far."""
         return len(self._failed)
 
     def is_decided(self) -> bool:
-        """Whether it was said of each message what becomes of it."""
+        """Whether each message was settled or failed."""
         return all(self._session.is_decided(message.receipt) for message in self)
 
     def _record(self, settlements: Mapping[Receipt, Settlement]) -> None:
@@ -148,13 +148,13 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     Args:
         end: The end of the attempt at the step.
         make: Makes the block of the lease for a failure rule; its batch is a :class:`RecordingBatch`.
-        attributes: Reads what the queue says of itself.
-        on_failure: What becomes of messages that failed for good.
+        attributes: Reads the queue's attributes.
+        on_failure: The rule for messages that failed for good.
         routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
 
     Raises:
         ValueError: There is no such rule, or an argument of it is out of range.
-        TypeError: ``on_failure`` is something else, or an argument is unknown.
+        TypeError: ``on_failure`` is of another type, or an argument is unknown.
     """
 
     def __init__(
@@ -168,7 +168,8 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self.attributes = attributes
         self._end = end
         self._routed = routed
-        # The lease's thread has the rule, which must not lead back to the lease: one that is dropped is given back.
+        # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
+        # garbage collected, which gives its messages back.
         self._is_tried_again = Event()
         self._make = make
         self._rule = ReleaseWhileRetrying(failure_rule(on_failure), self._is_tried_again)
@@ -193,7 +194,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     ) -> None:
         batch, block = self._batch, self._block
         if batch is None or block is None or not batch.is_open or isinstance(error, GeneratorExit):
-            # Of these, the last one is a function that is dropped while it is suspended: its step comes to its end.
+            # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
             return
         block.leave()
         if error is not None and not isinstance(error, Exception):
@@ -207,10 +208,10 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
-        """Settle what is held, by what the block raised or else by how the step ended.
+        """Settle the held messages, by the block's exception or else by the step's.
 
         Args:
-            error: What the step failed with; None if it succeeded.
+            error: The exception of the step; None if it succeeded.
             is_tried_again: Whether the step is tried again, or may be.
         """
         batch, block = self._batch, self._block
@@ -234,14 +235,14 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self._end.ended(self, text, lease_metadata(batch), [*batch.refused, *problems])
 
     def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int | None:
-        """Write down what is left for the next attempt; return how many messages that are, None where it failed."""
+        """Write down the held messages for the next attempt; return their number, None if that failed."""
         try:
             written = block.pass_on(error, HANDOFF_SECONDS)
             if written is None:
                 return None
             routed.write(written)
         except Exception:
-            # They come back when that has passed, and the router starts another run.
+            # The messages come back when their leases end, and the router starts another run.
             logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
             return None
         return len(written.leases)
@@ -255,7 +256,7 @@ _LAST_EVENTS: Final = (
 
 
 class StepEnd:
-    """The end of one attempt at a step, as the process that makes it hears of it: then its leases are settled.
+    """The end of one attempt at a step, from events in the step's process: it settles the attempt's leases.
 
     Args:
         context: The context of the op or asset.
@@ -273,24 +274,24 @@ class StepEnd:
         self._is_over = False
 
     def made(self) -> None:
-        """Take note that a lease was asked for, which is to be entered by ``with``."""
+        """Take note that a lease was made, which must be entered by ``with``."""
         self._not_entered += 1
 
     def entered(self) -> None:
-        """Take note that one was entered."""
+        """Take note that a lease was entered."""
         self._not_entered -= 1
 
     def refuse_too_many(self) -> None:
-        """Refuse one more lease where too many are open.
+        """Refuse one more lease if too many are open.
 
         Raises:
-            RuntimeError: So many are open.
+            RuntimeError: :data:`MOST_OPEN` leases are open.
         """
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
-                f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: say "
-                "batch.succeed(messages) when they are done and all that is made of them is stored, so that they are "
-                "deleted at the end of the block; or lease more messages at once by max_messages"
+                f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
+                "batch.succeed(messages) when they are done and their results are stored, so that they are deleted at "
+                "the end of the block; or lease more messages at once by max_messages"
             )
 
     def hold(self, lease: StepLease) -> None:
@@ -304,9 +305,9 @@ class StepEnd:
 
         Args:
             lease: The lease.
-            text: What became of its messages, for people.
+            text: The outcome of its messages, for people.
             numbers: The same as metadata.
-            problems: What the service did not do as asked.
+            problems: The refused settlements.
         """
         self._leases.remove(lease)
         self._problems += problems
@@ -318,12 +319,13 @@ class StepEnd:
         """Take an event of the run.
 
         Raises:
-            Exception: The step is about to succeed, and must not: the service refused to settle messages as asked, or
-                a lease was not entered.
+            Exception: The step is about to succeed, and must not: SQS refused to settle messages, or a lease was not
+                entered.
         """
         event = entry.dagster_event
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
+        # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
         self._is_over = True
         _ends.pop(self.context.op_execution_context, None)
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
@@ -338,7 +340,7 @@ class StepEnd:
         try:
             self._observe(instance)
         except Exception:
-            # The messages are settled. That they cannot be counted is no reason to fail the work.
+            # The messages are settled; the work must not fail because they cannot be counted.
             logger.exception("The assets of step %s have no numbers of its leases", self._key)
         if self._not_entered:
             self._problems.append(
@@ -364,14 +366,14 @@ class StepEnd:
             warn_in_log(instance, entry, str(problem))
 
     def _observe(self, instance: dg.DagsterInstance) -> None:
-        """Add what became of the messages to the assets of the step."""
+        """Add the outcome of the messages to the assets of the step."""
         assets = materialized_by(instance, self.context.run, [self._key]) if self._numbers else []
         if not assets or self._attributes is None:
             return
         try:
             left = left_metadata(self._attributes())
         except SqsError as error:
-            logger.warning("What is left in the queue is not known: %s", error)
+            logger.warning("The messages left in the queue cannot be counted: %s", error)
             left = {}
         observe(instance, self.context.run, assets, {**self._numbers, **left})
 
@@ -381,7 +383,7 @@ _ends: Final[dict[object, StepEnd]] = {}
 
 
 def step_end(context: Context) -> StepEnd | None:
-    """Return the end of the attempt at a step that a context belongs to; None where its function is called directly.
+    """Return the end of the attempt at a step that a context belongs to; None if its function is called directly.
 
     Args:
         context: The context of the op or asset.
@@ -393,7 +395,7 @@ def step_end(context: Context) -> StepEnd | None:
     end = _ends.get(attempt)
     if end is None:
         end = _ends[attempt] = StepEnd(context, key)
-        # Weakly: Dagster keeps the listener for as long as the instance, which may outlast many runs.
+        # A weak reference, because Dagster keeps the listener for as long as the instance, which may outlast many runs.
         heard = weakref.ref(end)
 
         def see(instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:

@@ -1,1 +1,1 @@
-"""What orchestrators and Spark agree on, without Spark: spec and result of an ingestion, the process of its job."""
+"""The interface between orchestrators and Spark, without Spark: an ingestion's spec, result and job process."""

@@ -1,7 +1,7 @@
 """The job that ingests: its command line and environment, its process, and the result that it leaves in a file.
 
 A task starts it, hands on its output line by line, and ends it when the task ends. Its standard input is a pipe that
-nobody writes to. When the task's process dies, however that happens, the pipe closes and the job ends by itself
+stays empty. When the task's process dies in any way, the pipe closes and the job ends by itself
 (``--end-with-stdin``).
 """
 
@@ -19,11 +19,11 @@ from typing import Any, Final, Self
 from sqs_lease.ingestion.result import ResultError, StoredResult
 
 ERROR: Final = "error: "
-"""What the last line of a job begins with that failed."""
+"""The beginning of a failed job's last line."""
 
 
 class JobError(RuntimeError):
-    """The job failed; the text is its own last error, or says how it ended."""
+    """Error of a failed job; the text is the job's own last error, or its exit code."""
 
 
 class JobProcess:
@@ -32,13 +32,13 @@ class JobProcess:
     Args:
         command: The program and its arguments.
         environment: Its whole environment.
-        grace_seconds: How long it may take to end when it is told to; what is left of it then is killed.
+        grace_seconds: How long it may take to end when it is told to; then its processes are killed.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, grace_seconds: float) -> None:
         self._grace_seconds = grace_seconds
         # In a session of its own, so that Spark's Java and Python processes can be ended with it.
-        self._process = subprocess.Popen(  # noqa: S603 - the task's author says what is run
+        self._process = subprocess.Popen(  # noqa: S603 - the task's author chose the command
             command,
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -58,7 +58,7 @@ class JobProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Where its user was interrupted before it followed the job, which would have ended it.
+        # Still running if the caller was interrupted before follow(), which ends the job.
         if self._process.poll() is None:
             self.end()
 
@@ -68,7 +68,7 @@ class JobProcess:
         return self._process.pid
 
     def follow(self, hand_on: Callable[[str], object]) -> None:
-        """Hand on each line that it writes, until it has ended. Whatever interrupts this ends the job.
+        """Hand on each line that it writes, until it has ended. An interruption of this ends the job.
 
         Args:
             hand_on: Takes a line, without its end.
@@ -91,7 +91,7 @@ class JobProcess:
             raise JobError(last_error or f"the ingestion ended with exit code {code}: see the log above")
 
     def end(self) -> None:
-        """Tell it to end, which cancels its Spark jobs; kill what is left of it after a while.
+        """Tell it to end, which cancels its Spark jobs; kill the rest after :attr:`grace_seconds`.
 
         It may be called from any thread, and in a signal handler.
         """
@@ -102,7 +102,7 @@ class JobProcess:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(self._grace_seconds)
         finally:
-            # Also when the wait itself is interrupted: a second signal means that nobody wants to wait.
+            # Also if the wait itself is interrupted: after a second signal there is no more time to wait.
             self._kill_what_is_left()
 
     def _lines(self) -> Iterator[str]:
@@ -116,12 +116,12 @@ class JobProcess:
 
 
 def job_arguments(spec: Mapping[str, Any], manifests: Iterable[str], result: str | None = None) -> list[str]:
-    """Return the job's arguments, as whatever submits it takes them.
+    """Return the job's arguments, for a command or a submission.
 
     Args:
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``.
-        manifests: Where the messages are, as paths or URIs that the job reaches.
-        result: Where it writes its result; None if it is started under Dagster Pipes, which carries the result.
+        manifests: The files with the messages, as paths or URIs that the job reaches.
+        result: The file for its result; None if it is started under Dagster Pipes, which carries the result.
     """
     named = [argument for manifest in manifests for argument in ("--manifest", manifest)]
     return [*named, *(["--result", result] if result is not None else []), "--spec", json.dumps(dict(spec))]
@@ -134,34 +134,34 @@ def job_command(python: str, spark: str, arguments: Iterable[str]) -> list[str]:
         python: The Python of an environment with ``sqs-lease[spark]``.
         spark: Where Spark runs: a master such as ``local[2]`` or ``spark://host:7077``, or a Connect server
             (``sc://host:15002``).
-        arguments: What :func:`job_arguments` returned.
+        arguments: The arguments, see :func:`job_arguments`.
     """
     engine = "--remote" if spark.startswith("sc://") else "--master"
     return [python, "-m", "sqs_lease.spark.job", *arguments, engine, spark, "--end-with-stdin"]
 
 
 def job_environment(environment: Mapping[str, str], *, leave_out: str) -> dict[str, str]:
-    """Return what a job gets of its task's environment: all but the orchestrator's own, which may hold its secrets.
+    """Return a job's environment: its task's without the orchestrator's own variables, which may hold its secrets.
 
     Args:
-        environment: The task's.
-        leave_out: What the orchestrator's variables begin with, after underscores.
+        environment: The task's environment.
+        leave_out: The prefix of the orchestrator's variables, after underscores.
     """
     passed = {name: value for name, value in environment.items() if not name.lstrip("_").startswith(leave_out)}
     return {**passed, "PYTHONUNBUFFERED": "1"}
 
 
 def read_result(path: Any) -> StoredResult:
-    """Read what a job left that ended without an error.
+    """Read the result of a job that ended without an error.
 
     Args:
-        path: The file: anything that opens files as :class:`pathlib.Path` does.
+        path: The file: an object that opens files as :class:`pathlib.Path` does.
 
     Raises:
-        JobError: It left nothing, or nothing that can be read.
+        JobError: The result is missing, or cannot be read.
     """
     try:
         with path.open("rb") as file:
             return StoredResult.decode(file.read().decode())
     except (OSError, ResultError) as error:
-        raise JobError(f"the job ended without an error, and its result cannot be read: {error}") from error
+        raise JobError(f"the job ended without an error, but its result cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Ends a job whose messages are no longer held, while the task waits for it."""
+"""A watch that ends a job when its messages are no longer held, while the task waits for the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
     While ``any_held`` fails, the job goes on.
 
     Args:
-        any_held: Says whether any message is still held; it is called in a separate thread.
+        any_held: Returns whether any message is still held; it is called in a separate thread.
         end: Ends the job; called again until the block ends.
 
     Yields:
@@ -37,7 +37,7 @@ def ending_when_lost(any_held: Callable[[], bool], end: Callable[[], object]) ->
                 logger.warning("It is not known whether the messages are still held: %r", error)
                 continue
             if not held:
-                # Again and again: the job may not have been there yet the first time.
+                # Called again and again, because the job may not have started at the first call.
                 lost.set()
                 end()
 

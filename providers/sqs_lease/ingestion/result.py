@@ -19,19 +19,18 @@ VERSION: Final = 1
 
 
 class ResultError(ValueError):
-    """The text is not the result of an ingestion."""
+    """Error for a text that is not the result of an ingestion."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """What became of the objects that a batch was read from, where the source cleans up: each was tried once.
+    """The outcomes of the objects that a batch was read from, if the source cleans up: each was tried once.
 
     Attributes:
-        cleaned: How many are deleted or tagged now.
-        left: How many were left alone: written anew since, nowhere to be tagged, or nothing tells which writing of
-            them was meant.
+        cleaned: How many were deleted or tagged.
+        left: How many were left alone: written again since, in a store without tags, or of an unknown version.
         failed: How many could not be deleted or tagged.
-        error: Why, of one of them; or why nothing of it could be done. None where nothing failed.
+        error: The error of one of them, or of the whole clean-up. None without errors.
     """
 
     cleaned: int
@@ -42,20 +41,20 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """What became of a batch.
+    """The outcome of a batch.
 
     Attributes:
         batch_id: The batch.
         received: How many messages were handed over.
         ingested: How many have their records in the table because of this batch.
-        empty: How many had nothing to store, and are done.
-        duplicates: How many were done before, or stood in the batch more than once.
+        empty: How many had no records, and are done.
+        duplicates: How many were done before, or were in the batch more than once.
         rejected: How many are not valid records.
-        rows: How many rows the batch brought.
-        table_version: The version of the table that has them, where it has versions.
+        rows: How many rows the batch added.
+        table_version: The version of the table that has them; None without versions.
         rejects_stored: Whether the rejected messages are in the rejects table, and so are done too.
         batchItemFailures: The messages that are not done: ``{"itemIdentifier": message id, "reason": text}``.
-        objects: What became of the objects that it was read from; None where the source leaves them.
+        objects: The outcomes of the objects that it was read from; None if the source leaves them.
     """
 
     batch_id: str
@@ -71,7 +70,7 @@ class StoredResult:
     objects: CleanUp | None = None
 
     def failures(self) -> dict[str, str]:
-        """The messages that are not done, and why."""
+        """Return the messages that are not done, and why."""
         return {failure["itemIdentifier"]: failure.get("reason", "") for failure in self.batchItemFailures}
 
     def encode(self) -> str:
@@ -83,7 +82,7 @@ class StoredResult:
         """Build it from what :meth:`encode` returned.
 
         Raises:
-            ResultError: It is nothing of that kind, or of another version.
+            ResultError: It is something else, or of another version.
         """
         try:
             plain: Any = json.loads(text)

@@ -1,7 +1,7 @@
 """The source and the sink of an ingestion as plain JSON values, which can be checked without Spark.
 
 An orchestrator checks a spec when a pipeline is defined, hands it to a process that has Spark
-(``python -m sqs_lease.spark.job``), and needs nothing of Spark itself. For example::
+(``python -m sqs_lease.spark.job``), and does not need Spark itself. For example::
 
     {
         "version": 1,
@@ -12,11 +12,11 @@ An orchestrator checks a spec when a pipeline is defined, hands it to a process 
         "spark_conf": {"spark.sql.shuffle.partitions": "8"}
     }
 
-``rejects`` and ``spark_conf`` may be left out. :data:`SOURCES` and :data:`SINKS` name the kinds and what each takes;
-the classes of ``sqs_lease.spark`` that they stand for say what it means.
+``rejects`` and ``spark_conf`` may be left out. :data:`SOURCES` and :data:`SINKS` have the kinds and their parameters;
+the classes of ``sqs_lease.spark`` that they stand for document these.
 
-No secret stands in a spec, which is stored and shown. In place of any text may stand ``{"env": "NAME"}``: the value of
-an environment variable of the process that has Spark. A password in plain text is refused.
+A spec is stored and shown, so it must not have secrets. ``{"env": "NAME"}`` may replace any string: it stands for an
+environment variable of the process that has Spark. A password in plain text is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION: Final = 1
 """The version of the format that is read."""
 
 S3: Final = "s3://"
-"""What a workspace begins with that is no directory."""
+"""The beginning of a workspace on S3."""
 
 _TEMPLATES: Final = ("{{", "{%", "{#")
 # Names of secrets without what stands between their words. The id of an access key is none, but its key is.
@@ -53,13 +53,13 @@ _NAMES: Final = ("version", "source", "sink", "rejects", "workspace", "spark_con
 
 
 _REFUSED_ADDRESS: Final = (
-    "{place} has a password in it, and a spec is stored and shown: leave the password to the environment (PGPASSWORD, "
+    "{place} has a password in it, but a spec is stored and shown: leave the password to the environment (PGPASSWORD, "
     'a password file), or put the whole address into a variable and give {{"env": "NAME"}}'
 )
 
 
 class SpecError(ValueError):
-    """A spec that cannot be used; the text says which part of it, and what to do."""
+    """Error for a spec that cannot be used; the text names the part and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class IngestionSpec:
     """A spec that was checked.
 
     Attributes:
-        source: What the messages are.
-        sink: Where the records go.
-        workspace: Directory for the files of batches under way, an absolute path by which the driver and all executors
-            reach it; or a place on S3 where they share none, for what is handed to the driver and comes back from it.
-        rejects: Where messages go that are not valid records; None leaves them to the queue.
+        source: The form of the messages.
+        sink: The table of the records.
+        workspace: Directory for the files of batches under way, an absolute path that the driver and all executors
+            reach; or, if they do not share one, a place on S3 for the manifests and the result.
+        rejects: The table for messages that are not valid records; None leaves them to the queue.
         spark_conf: Settings of the session, by name.
     """
 
@@ -98,13 +98,13 @@ class IngestionSpec:
     def parse(cls, plain: object) -> IngestionSpec:
         """Check a spec.
 
-        Texts that hold a template (``{{``, ``{%``) pass, as far as only their content could be wrong.
+        Strings with a template (``{{``, ``{%``) pass the checks of their content.
 
         Args:
             plain: The spec as JSON values.
 
         Raises:
-            SpecError: Something is missing, unknown, of the wrong type, or a secret in plain text.
+            SpecError: A value is missing, unknown, of the wrong type, or a secret in plain text.
         """
         spec = _mapping(plain, "the spec")
         _check_names(spec, _NAMES, "the spec")
@@ -163,12 +163,12 @@ def with_environment(value: Any, environment: Mapping[str, str]) -> Any:
 
 
 Check: TypeAlias = Callable[[Any, str], None]
-"""Raises a :class:`SpecError` for a value that a parameter, named by the second argument, does not take."""
+"""Check that raises a :class:`SpecError` for a wrong value of the parameter that the second argument names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What one kind of source or sink takes.
+    """The parameters of one kind of source or sink.
 
     Attributes:
         required: Parameters that must be given.
@@ -226,9 +226,9 @@ def _settings_value(value: Any, place: str, name: str) -> None:
     if not (_is_reference(value) or isinstance(value, str | bool | int | float)):
         raise SpecError(f'{place} must be a string, a number, true, false or {{"env": "NAME"}}, not {_shown(value)}')
     if _is_secret(name) and not (_is_reference(value) or isinstance(value, bool)) and value not in ("true", "false"):
-        raise SpecError(f'{place} looks like a secret, and a spec is stored and shown: give {{"env": "NAME"}} instead')
+        raise SpecError(f'{place} looks like a secret, but a spec is stored and shown: give {{"env": "NAME"}} instead')
     if isinstance(value, str) and _has_password(value):
-        raise SpecError(f'{place} has a password in it, and a spec is stored and shown: give {{"env": "NAME"}} instead')
+        raise SpecError(f'{place} has a password in it, but a spec is stored and shown: give {{"env": "NAME"}} instead')
 
 
 def _is_template(value: str) -> bool:
@@ -372,5 +372,5 @@ def _nearest(name: object, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    # Not the value: in the wrong place it may well be a secret.
+    # The value is left out, because it may be a secret in the wrong place.
     return f"a {type(value).__name__}"

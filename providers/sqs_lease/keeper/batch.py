@@ -378,6 +378,9 @@ class Batch:
         """Stop tracking the leases, without a call: another holder has them. Waiting settlements fail."""
         if self.count_held():
             self._driver.leave(self, self._receipts())
+        # Nothing more is told. A listener mostly refers to what has the batch, so that this and its messages would stay
+        # until the garbage collector finds the circle.
+        self._on_event = None
         self.end()
 
     def end(self) -> None:

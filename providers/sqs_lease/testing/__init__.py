@@ -12,7 +12,7 @@ A test of code that consumes a queue, without a server, without waiting, and the
 
     assert not sqs.contents(queue_url)
 
-For tests of DAGs by ``dag.test()`` there is the fixture of :mod:`sqs_lease.testing.pytest_plugin`.
+Tests of DAGs by ``dag.test()`` use the fixture of :mod:`sqs_lease.testing.pytest_plugin`.
 """
 
 from sqs_lease.sqs.move_tasks import MoveTask

@@ -1,4 +1,4 @@
-"""The audit trail of :class:`sqs_lease.testing.MemorySqs`: what happened to each message, when, by which handle."""
+"""The audit trail of :class:`sqs_lease.testing.MemorySqs`: the events of each message, with time and handle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sqs_lease.core.messages import Receipt
 
 
 class AuditKind(Enum):
-    """What happened."""
+    """The kind of an event."""
 
     SENT = "sent"
-    """It came into the queue, from a sender or from the queue that dead-lettered it."""
+    """The message came into the queue, from a sender or from the queue that dead-lettered it."""
 
     RECEIVED = "received"
     """A receive returned it; it is invisible until ``until``."""
@@ -55,14 +55,14 @@ class AuditEntry:
 
     Attributes:
         at: When, in seconds of the service's clock.
-        kind: What happened.
-        queue_url: In which queue.
-        message_id: To which message.
+        kind: The kind.
+        queue_url: The queue.
+        message_id: The message.
         handle: The receipt handle used, or, for an expiry, the one under which it was in flight.
         caller: The name of the transport that called; empty for direct calls.
-        until: Until when the message is invisible now, where that was set.
+        until: The time until which the message is now invisible, if that was set.
         stale: The handle was superseded by a later receive.
-        code: The service's error code, where it refused.
+        code: The service's error code, if it refused.
     """
 
     at: float
@@ -98,8 +98,8 @@ class AuditEntry:
 class AuditTrail:
     """All events of one :class:`sqs_lease.testing.MemorySqs`.
 
-    An event that only time brings about, an expiry, is written down when the service next looks at the
-    queue, with the time at which it was due. So entries are in order for each message, but not across queues.
+    An expiry happens by time alone. It is written down at the next call on the queue, with the time at which it was
+    due. So entries are in order for each message, but not across queues.
     """
 
     def __init__(self) -> None:

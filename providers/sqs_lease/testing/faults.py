@@ -1,7 +1,7 @@
-"""What goes wrong with calls on the in-memory SQS, as values: scripted call by call, at random, or for a time.
+"""Faults of calls on the in-memory SQS, as values: scripted call by call, at random, or for a time.
 
-The rules can be put into one another: each that has ``otherwise`` asks that rule first and adds to what it says. A
-service that is away for a minute, allows ten calls a second and answers slowly now and then::
+The rules can be nested: a rule with ``otherwise`` first asks that rule, and adds its own faults. A service that is away
+for a minute, allows ten calls a second and answers slowly now and then::
 
     slow = HeavyTail(random=random, otherwise=RandomFaults(random=random, throttled_entries=0.1))
     faults = Outages([(60, 120)], CallRate(10, slow))
@@ -40,8 +40,8 @@ class TransportCall:
     """One call, as a fault rule sees it.
 
     Attributes:
-        operation: Which.
-        queue_url: On which queue; what the caller gave, for ``QUEUE_URL``; its ARN, for move tasks.
+        operation: The operation.
+        queue_url: The queue; for ``QUEUE_URL`` as the caller gave it, for move tasks its ARN.
         entries: How many messages it concerns: the entries of a batch, the most that a receive may return.
         at: When it was made, in seconds of the service's clock.
     """
@@ -54,18 +54,18 @@ class TransportCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong with one call; nothing by default.
+    """The fault of one call; no fault by default.
 
     Attributes:
         before_seconds: How long the request takes to reach the service, which then carries it out.
-        after_seconds: How long the answer takes to come back, or the lack of one to be noticed.
+        after_seconds: How long the answer takes to come back, or its absence to be noticed.
         error: The service answers the whole call with this error, and does nothing unless ``carried_out``.
-        carried_out: With ``error``: the service does what was asked all the same, as it may with a 500.
+        carried_out: With ``error``: the service carries the call out in spite of the error, as it may with a 500.
         entry_errors: The service answers these entries of a batch call, by their place from 0, with errors
             and does nothing for them; the others go through.
         unreachable: The connection is refused: the service never sees the call, and the caller can tell.
         request_lost: The service never sees the call; the caller gets a read time-out.
-        answer_lost: The service does what was asked; the caller gets a read time-out.
+        answer_lost: The service carries the call out; the caller gets a read time-out.
         unstoppable: The service carries the call out even if the caller gives it up on its way.
     """
 
@@ -91,19 +91,19 @@ _LOST_REQUEST = Fault(request_lost=True)
 _LOST_ANSWER = Fault(answer_lost=True)
 
 FaultRule: TypeAlias = Callable[[TransportCall], Fault]
-"""Decides for each call of a transport what goes wrong with it."""
+"""Function that returns the fault of each call of a transport."""
 
 
 def no_faults(call: TransportCall) -> Fault:
-    """Nothing goes wrong."""
+    """Return no fault."""
     return NO_FAULT
 
 
 class ScriptedFaults:
-    """The given faults, one per call in order, then nothing.
+    """The given faults, one per call in order, then none.
 
     Args:
-        faults: What goes wrong with the first call, the second, and so on; ``NO_FAULT`` for nothing.
+        faults: The faults of the first call, the second, and so on; ``NO_FAULT`` for a call without one.
         operation: Count calls of this operation only; all by default.
     """
 
@@ -112,14 +112,14 @@ class ScriptedFaults:
         self._operation = operation
 
     def __call__(self, call: TransportCall) -> Fault:
-        """The next fault."""
+        """Return the next fault."""
         if not self._faults or self._operation not in (None, call.operation):
             return NO_FAULT
         return self._faults.pop(0)
 
     @property
     def left(self) -> int:
-        """How many of the faults no call has met yet: 0 when the script was played."""
+        """The number of faults that are still to come: 0 after the whole script."""
         return len(self._faults)
 
 
@@ -158,7 +158,7 @@ class RandomFaults:
     unstoppable: float = 0.0
 
     def __call__(self, call: TransportCall) -> Fault:
-        """Draw what goes wrong with a call."""
+        """Draw the fault of a call."""
         chance = self.random.random
         fault = self._draw_kind()
         lost = fault.request_lost or fault.answer_lost
@@ -213,7 +213,7 @@ class HeavyTail:
         longest_seconds: The most; 10 s by default.
         tail: How thin the tail is: ``(shortest_seconds / t) ** tail`` of the calls take longer than ``t``. With 1, the
             default, one in a hundred takes longer than a second; with 0.5, one in ten.
-        otherwise: What else goes wrong. The time that this rule says a call takes is replaced.
+        otherwise: A rule for further faults; its times are replaced by those of this rule.
     """
 
     random: Random
@@ -223,7 +223,7 @@ class HeavyTail:
     otherwise: FaultRule = no_faults
 
     def __call__(self, call: TransportCall) -> Fault:
-        """What goes wrong with a call."""
+        """Return the fault of a call."""
         drawn = self.shortest_seconds * (1 - self.random.random()) ** (-1 / self.tail)
         seconds = min(drawn, self.longest_seconds)
         before = seconds * self.random.random()
@@ -231,17 +231,17 @@ class HeavyTail:
 
 
 class CallRate:
-    """A queue allows so many calls a second; calls beyond that are throttled as a whole and not carried out.
+    """A limit of calls a second for a queue; calls beyond it are throttled as a whole and not carried out.
 
-    A token bucket by the service's clock, for each queue: it is full at first, and every call takes a token, whatever
-    it asks for. Calls that are throttled, or that do not reach the service, take none.
+    It is a token bucket by the service's clock, for each queue: it is full at first, and every call of any kind takes a
+    token. Calls that are throttled, or that do not reach the service, do not take one.
 
     Args:
         calls_per_second: How many tokens come in each second.
-        otherwise: What else goes wrong.
-        burst: Most tokens in the bucket: so many calls at once go through after a rest. By default the tokens of one
+        otherwise: A rule for further faults.
+        burst: Most tokens in the bucket: this many calls at once go through after a rest. By default the tokens of one
             second, but at least 1.
-        queue_url: The queue whose calls are counted; each queue by itself by default.
+        queue_url: The queue of the counted calls; by default each queue is counted by itself.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class CallRate:
         self._buckets: dict[str, tuple[float, float]] = {}  # by queue: how many tokens, and when that was
 
     def __call__(self, call: TransportCall) -> Fault:
-        """What goes wrong with a call."""
+        """Return the fault of a call."""
         fault = self._otherwise(call)
         if fault.unreachable or fault.request_lost or self._queue_url not in (None, call.queue_url):
             return fault
@@ -272,10 +272,10 @@ class CallRate:
 
 @dataclass(frozen=True, slots=True)
 class Outages:
-    """The service refuses calls for a time: calls made then fail and are not carried out.
+    """Outages of the service: calls made then fail and are not carried out.
 
     Attributes:
-        windows: From when until when, in seconds of the service's clock, the end not included.
+        windows: The beginning and end of each, in seconds of the service's clock, the end not included.
         otherwise: The rule at other times, and for other operations.
         unreachable: True: connections are refused. False, the default: the service answers with ``error``.
         error: The answer; ``ServiceUnavailable`` by default.
@@ -289,7 +289,7 @@ class Outages:
     operation: Operation | None = None
 
     def __call__(self, call: TransportCall) -> Fault:
-        """What goes wrong with a call."""
+        """Return the fault of a call."""
         concerned = self.operation in (None, call.operation)
         if not (concerned and any(start <= call.at < end for start, end in self.windows)):
             return self.otherwise(call)

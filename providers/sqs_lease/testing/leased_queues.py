@@ -1,4 +1,4 @@
-"""Queues for tests of DAGs: filled before a run, looked at after it."""
+"""Queues for tests of DAGs, which fill them before a run and inspect them after it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class LeasedQueue:
 
     @property
     def visible(self) -> list[str]:
-        """The bodies of the messages that anybody could receive now, in the order in which they were sent."""
+        """The bodies of the messages that could be received now, in the order in which they were sent."""
         return self._bodies(MessageState.VISIBLE)
 
     @property
     def invisible(self) -> list[str]:
-        """The bodies of the messages that nobody can receive now: leased, or given back with a delay."""
+        """The bodies of the messages that cannot be received now: leased, or given back with a delay."""
         return self._bodies(MessageState.IN_FLIGHT)
 
     @property
@@ -49,7 +49,7 @@ class LeasedQueue:
 
     @property
     def deleted(self) -> int:
-        """How many messages were deleted: those that went to the dead-letter queue are, too."""
+        """The number of deleted messages; those that went to the dead-letter queue count, too."""
         entries = self._sqs.trail().entries()
         return sum(entry.kind is AuditKind.DELETED and entry.queue_url == self.url for entry in entries)
 
@@ -62,7 +62,7 @@ class LeasedQueues:
     """An in-memory SQS on the machine's own clock, with queues that a DAG under test takes from.
 
     Attributes:
-        sqs: The service, for whatever a test needs beyond queues.
+        sqs: The service, for further needs of a test.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class LeasedQueues:
         """Create a queue with a dead-letter queue behind it, and send messages to it.
 
         Args:
-            name: Its name, as the DAG has it; with ``.fifo`` at its end it is a FIFO queue.
+            name: Its name, as in the DAG; with ``.fifo`` at its end it is a FIFO queue.
             bodies: The bodies of the first messages.
             visibility_seconds: The queue's own visibility timeout, 30 by default.
             max_receive_count: How often a message is received before it goes to the dead-letter queue; 10 by default.

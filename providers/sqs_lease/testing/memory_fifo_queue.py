@@ -30,14 +30,14 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """What a receive with an attempt id returned, with the versions of its messages then."""
+    """The result of a receive with an attempt id, with the versions of its messages at that time."""
 
     made_at: float
     messages: list[tuple[StoredMessage, int]]
 
 
 class FifoQueue(MemoryQueue):
-    """Messages come out in order within their group, and none while any of the group is in flight."""
+    """A FIFO queue: messages come in order within their group, but not while one of the group is in flight."""
 
     fifo = True
 
@@ -46,14 +46,14 @@ class FifoQueue(MemoryQueue):
     ) -> None:
         super().__init__(settings, clock, trail, dead_letter)
         self._groups: dict[str | None, _Group] = {}
-        # Groups that nothing holds back, by the sequence number of their first message.
+        # Groups that are not held back, by the sequence number of their first message.
         self._free: list[tuple[int, _Group]] = []
         self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
         # Deduplication id -> (when it came, message id), oldest first.
         self._deduplicated: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def duplicate_of(self, deduplication_id: str | None) -> str | None:
-        """The id of a message that came with this deduplication id within the last 5 minutes; None without one."""
+        """Return the id of a message with this deduplication id of the last 5 minutes; None without one."""
         oldest_kept = self._clock.now() - _DEDUPLICATION_SECONDS
         while self._deduplicated and next(iter(self._deduplicated.values()))[0] < oldest_kept:
             self._deduplicated.popitem(last=False)
@@ -79,7 +79,7 @@ class FifoQueue(MemoryQueue):
             if next(iter(group.messages)) != first:
                 self._offer_group(group)
                 continue
-            # At most as many as are wanted: what was dead-lettered is made up for in the next round.
+            # At most as many as are wanted: the next round replaces those that were dead-lettered.
             for message in list(islice(group.messages.values(), most - len(received))):
                 if message.state is not MessageState.VISIBLE:
                     break
@@ -93,7 +93,7 @@ class FifoQueue(MemoryQueue):
         return received
 
     def _replay(self, now: float, attempt_id: str, visibility_seconds: int, caller: str) -> list[Message]:
-        """Return again what a receive with this id returned, if nothing happened to any of it since."""
+        """Return the messages of an earlier receive with this id again, if they are all unchanged."""
         while self._attempts:
             oldest = next(iter(self._attempts))
             if now - self._attempts[oldest].made_at <= RECEIVE_ATTEMPT_SECONDS:
@@ -104,7 +104,7 @@ class FifoQueue(MemoryQueue):
             return []
         again: list[Message] = []
         for message, _ in attempt.messages:
-            # The 12 hours go on counting from the first receive: the stricter reading of the documentation.
+            # The 12 hours count from the first receive, which is the stricter reading of the documentation.
             self._hide(message, now + visibility_seconds)
             self._log(now, AuditKind.REPLAYED, message, message.handle, caller, until=message.visible_at)
             again.append(self._as_received(message))

@@ -1,13 +1,13 @@
 """The move tasks of :class:`sqs_lease.testing.MemorySqs`: each moves its messages one by one, at its own pace.
 
-A task moves what was visible when it started; what is in flight when its turn comes stays where it is. As with SQS:
+A task moves messages that were visible when it started; those that are in flight at their turn stay. As with SQS:
 
 - one active task for each source queue; a task that is being cancelled is active for a second more;
 - a listed task has its handle only while it runs;
-- a task without a destination fails at the first message that it knows no source queue of, and leaves the rest.
+- a task without a destination fails at the first message without a known source queue, and leaves the rest.
 
-The service moves messages when somebody looks: time in between passes in one go, so a message that was due meanwhile
-has the time of that look as its sent time.
+The service moves due messages at the next call. So a message that was due earlier has the time of that call as its sent
+time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Move:
     cancelled_at: float = 0.0
 
     def next_at(self) -> float:
-        """When the next message is moved."""
+        """The time of the next move."""
         return self.began_at + self.moved / self.per_second
 
     def advance(self, now: float) -> None:
@@ -83,7 +83,7 @@ class _Move:
             self.status = COMPLETED
 
     def listed(self) -> MoveTask:
-        """The task as the service lists it."""
+        """Return the task as the service lists it."""
         handle = self.handle if self.status == RUNNING else ""
         return MoveTask(self.status, self.moved, self.to_move, self.failure, handle, self.started_at)
 
@@ -120,11 +120,11 @@ class MoveTasks:
                 move.advance(move.source.catch_up())
 
     def next_move_at(self) -> float | None:
-        """When the next message is moved; None if no task runs."""
+        """Return when the next message is moved; None if no task runs."""
         return min((move.next_at() for move in self._moves if move.status == RUNNING), default=None)
 
     def of(self, source: MemoryQueue) -> Sequence[MoveTask]:
-        """The last tasks of a queue, the newest first."""
+        """Return the last tasks of a queue, the newest first."""
         return [move.listed() for move in reversed(self._moves) if move.source is source][:MAX_LISTED_TASKS]
 
     def cancel(self, handle: str) -> None:

@@ -1,4 +1,4 @@
-"""One queue of :class:`sqs_lease.testing.MemorySqs`: what standard and FIFO queues have in common."""
+"""One queue of :class:`sqs_lease.testing.MemorySqs`: the common part of standard and FIFO queues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sqs_lease.testing.service_errors import ServiceError
 
 
 class MessageState(Enum):
-    """Where a message of a queue is in its life."""
+    """The state of a message in a queue."""
 
     DELAYED = "delayed"
     VISIBLE = "visible"
@@ -32,11 +32,11 @@ class MessageState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceChoices:
-    """What the real service may do one way or the other; code that is right works with each.
+    """Choices that the real service leaves open; correct code works with each.
 
     Attributes:
-        extends_after_expiry: On a standard queue, a message whose visibility timeout ended and that
-            nobody received since can still be extended. False: ``MessageNotInflight``.
+        extends_after_expiry: On a standard queue, a message can still be extended after its visibility timeout
+            ended, until it is received again. False: ``MessageNotInflight``.
         superseded_handle_changes: On a standard queue, a superseded handle changes the visibility of the
             message, so that it can end the next holder's lease. False: it is refused as not available.
     """
@@ -47,7 +47,7 @@ class ServiceChoices:
 
 @dataclass(slots=True, eq=False)
 class StoredMessage:
-    """A message in a queue. ``version`` changes with each event, so that what was noted of it before is void."""
+    """A message in a queue. ``version`` changes with each event, so that older notes about it are void."""
 
     message_id: str
     body: str
@@ -71,7 +71,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """How a queue was created; durations in seconds."""
+    """The settings that a queue was created with; durations in seconds."""
 
     name: str
     url: str
@@ -87,7 +87,7 @@ class QueueSettings:
 
 @dataclass(slots=True)
 class Counts:
-    """How many messages of a queue are in each state."""
+    """The numbers of a queue's messages by state."""
 
     by_state: dict[MessageState, int] = field(default_factory=lambda: dict.fromkeys(MessageState, 0))
 
@@ -99,7 +99,7 @@ class Counts:
 
 
 class MemoryQueue(ABC):
-    """A queue. Every method first lets pass what was due by now: delays, visibility timeouts, retention."""
+    """A queue. Every method first carries out events that were due by now: delays, visibility timeouts, retention."""
 
     fifo: bool
 
@@ -123,7 +123,7 @@ class MemoryQueue(ABC):
         self._counts.by_state[message.state] += 1
         self._log(now, AuditKind.SENT, message)
         if self.settings.retention_seconds is not None:
-            # A negative version never matches an event, so it stays in force whatever happens to the message.
+            # A negative version never matches an event, so the timer stays valid after all events of the message.
             self._set_timer(message.sent_at + self.settings.retention_seconds, message, version=-1)
         self._file(message)
         if delay_seconds:
@@ -152,7 +152,7 @@ class MemoryQueue(ABC):
             error = errors.NOT_AVAILABLE
         else:
             error = self._change_refused(message, stale=handle != message.handle)
-            # The cap is a rejection, never a shorter extension.
+            # Beyond the cap SQS refuses the extension; it does not shorten it.
             if error is None and seconds > 0 and now + seconds > message.received_at + MAX_VISIBILITY_SECONDS:
                 error = errors.beyond_total_visibility(seconds)
         if error is not None or message is None:
@@ -172,7 +172,7 @@ class MemoryQueue(ABC):
         return None
 
     def delete(self, handle: str, caller: str) -> ServiceError | None:
-        """Delete one message; None when done, or when the service says so."""
+        """Delete one message; None when done, or when the service only answers so."""
         now = self.catch_up()
         message_id, message = self._find(handle)
         if message_id is None:
@@ -191,7 +191,7 @@ class MemoryQueue(ABC):
         return None
 
     def catch_up(self) -> float:
-        """Let pass what was due by now, in the order in which it was due; return the time."""
+        """Carry out events that were due by now, in their order; return the time."""
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
             due, _, message, version = heapq.heappop(self._timers)
@@ -207,7 +207,7 @@ class MemoryQueue(ABC):
         return now
 
     def next_change_at(self) -> float | None:
-        """When time alone may make a message visible next; None for never."""
+        """Return when time alone may make the next message visible; None for never."""
         while self._timers:
             due, _, message, version = self._timers[0]
             if version == message.version or (version == -1 and message.state is not MessageState.GONE):
@@ -216,16 +216,16 @@ class MemoryQueue(ABC):
         return None
 
     def give_up(self, message: StoredMessage) -> None:
-        """Let go of a message that a move task puts into another queue."""
+        """Remove a message that a move task puts into another queue."""
         self._log(self.catch_up(), AuditKind.REDRIVEN, message, message.handle)
         self._remove(message)
 
     def count(self, state: MessageState) -> int:
-        """How many messages are in a state."""
+        """Return how many messages are in a state."""
         return self._counts.by_state[state]
 
     def messages(self) -> Sequence[StoredMessage]:
-        """All messages, in the order in which they came."""
+        """Return all messages, in the order in which they came."""
         return list(self._messages.values())
 
     def _take(self, message: StoredMessage, now: float, visibility_seconds: int, caller: str) -> Message:
@@ -260,7 +260,7 @@ class MemoryQueue(ABC):
         )
 
     def _dead_letter_if_due(self, message: StoredMessage, now: float) -> bool:
-        """Move a message that was received too often already; whether it was."""
+        """Move a message that was received too often already; return whether it was."""
         limit = self.settings.max_receive_count
         if self.dead_letter is None or limit is None or message.receive_count < limit:
             return False
@@ -271,7 +271,7 @@ class MemoryQueue(ABC):
             body=message.body,
             message_attributes=message.message_attributes,
             message_group_id=message.message_group_id,
-            # On a FIFO queue the id takes its place, and the retention period begins anew.
+            # On a FIFO queue the message id is the new deduplication id, and the retention period starts again.
             deduplication_id=message.message_id if self.fifo else None,
             sequence=message.sequence,
             sent_at=now if self.fifo else message.sent_at,
@@ -309,7 +309,7 @@ class MemoryQueue(ABC):
         self._wake()
 
     def _wake(self) -> None:
-        # Threadsafe, since a test's own thread may call while a poll waits in a loop's.
+        # Threadsafe, because a test's own thread may call while a poll waits in a loop's thread.
         for waiter in self.waiters:
             waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
         self.waiters.clear()
@@ -322,7 +322,7 @@ class MemoryQueue(ABC):
         heapq.heappush(self._timers, (due, self._timer_number, message, version))
 
     def _find(self, handle: str) -> tuple[str | None, StoredMessage | None]:
-        """The message id in a handle (None: malformed, or another queue's), and the message if it is still here."""
+        """Return the message id in a handle (None: malformed, or another queue's), and the message if still here."""
         message_id = _message_id_in(handle, self.settings.name)
         return message_id, None if message_id is None else self._messages.get(message_id)
 
@@ -354,7 +354,7 @@ class MemoryQueue(ABC):
 
     @abstractmethod
     def duplicate_of(self, deduplication_id: str | None) -> str | None:
-        """The id of a message that came with this deduplication id within the last 5 minutes; None without one."""
+        """Return the id of a message with this deduplication id of the last 5 minutes; None without one."""
 
     @abstractmethod
     def _receive(
@@ -364,31 +364,31 @@ class MemoryQueue(ABC):
 
     @abstractmethod
     def _change_refused(self, message: StoredMessage, *, stale: bool) -> ServiceError | None:
-        """Why the visibility of a message cannot be changed; None if it can."""
+        """Return why the visibility of a message cannot be changed; None if it can."""
 
     @abstractmethod
     def _delete_refused(self, message: StoredMessage, *, stale: bool) -> ServiceError | None:
-        """The error that a delete is answered with; None if with success."""
+        """Return the error that a delete is answered with; None for success."""
 
     @abstractmethod
     def _file(self, message: StoredMessage) -> None:
-        """A message came."""
+        """Take note that a message came."""
 
     @abstractmethod
     def _unfile(self, message: StoredMessage) -> None:
-        """A message went."""
+        """Take note that a message went."""
 
     @abstractmethod
     def _offer(self, message: StoredMessage) -> None:
-        """A message is visible."""
+        """Take note that a message is visible."""
 
     @abstractmethod
     def _started_flight(self, message: StoredMessage) -> None:
-        """A message is in flight from now on."""
+        """Take note that a message is in flight from now on."""
 
     @abstractmethod
     def _end_of_flight(self, message: StoredMessage) -> None:
-        """A message is about to leave the state of being in flight."""
+        """Take note that a message will no longer be in flight."""
 
 
 def _resolve(waiter: Future[None]) -> None:
@@ -397,7 +397,7 @@ def _resolve(waiter: Future[None]) -> None:
 
 
 def _new_handle(queue_name: str, message_id: str, number: int) -> str:
-    """An opaque handle; the number comes last so that the shortened form of a receipt tells handles apart."""
+    """Return an opaque handle; the number is last, so that the shortened forms of receipts differ."""
     return base64.b64encode(json.dumps([queue_name, message_id, f"{number:06d}"]).encode()).decode()
 
 

@@ -49,10 +49,10 @@ class MemorySqs:
 
     - Each receive gives a new handle. On a standard queue a superseded handle still changes the message's
       visibility, so it can end the next holder's lease; its delete is answered with success and deletes nothing.
-    - On a standard queue a message can be extended and deleted after its visibility timeout ended, as
-      long as nobody else received it. On a FIFO queue it cannot: ``The receipt handle has expired``.
-    - A message that was made visible gives ``MessageNotInflight``. A queue's own visibility timeout may be 0: what is
-      received without another one is visible at once.
+    - On a standard queue a message can be extended and deleted after its visibility timeout ended, until it is
+      received again. On a FIFO queue it cannot: ``The receipt handle has expired``.
+    - A message that was made visible gives ``MessageNotInflight``. A queue's own visibility timeout may be 0: messages
+      received without another one are visible at once.
     - An extension beyond 12 hours, counted from the receive, is rejected, not shortened.
     - A FIFO group is blocked while any of its messages is in flight; a released message comes first again.
     - A FIFO receive repeated with its ``ReceiveRequestAttemptId`` within 5 minutes returns the same messages
@@ -70,7 +70,7 @@ class MemorySqs:
     Args:
         clock: The service's clock.
         in_flight_limit: Most messages in flight in one queue; the service's 120 000 by default.
-        choices: What the real service may do one way or the other.
+        choices: Choices that the real service leaves open.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class MemorySqs:
         attempt_id: str | None = None,
         caller: str = "",
     ) -> list[Message]:
-        """Receive what is visible now, without waiting.
+        """Receive messages that are visible now, without waiting.
 
         Args:
             queue_url: The queue.
@@ -311,14 +311,14 @@ class MemorySqs:
     def start_message_move_task(
         self, source_url: str, *, destination_url: str | None = None, max_per_second: int | None = None
     ) -> str:
-        """Redrive: start to move what is visible in a dead-letter queue, and return the task's handle.
+        """Redrive: start to move the visible messages of a dead-letter queue, and return the task's handle.
 
-        The first message is moved at once. The task fails at a message that was sent to the dead-letter queue
-        directly, if it has no destination: that message has no queue to go back to.
+        The first message is moved at once. A task without a destination fails at a message that was sent to the
+        dead-letter queue directly, because that message has no queue to go back to.
 
         Args:
             source_url: The dead-letter queue.
-            destination_url: Where to; by default each message goes back to the queue that it was moved from.
+            destination_url: The destination; by default each message goes back to the queue that it was moved from.
             max_per_second: How many messages are moved in a second, 1 to 500, which is also the default here.
 
         Raises:
@@ -343,7 +343,7 @@ class MemorySqs:
             return handle
 
     def move_tasks(self, source_url: str) -> Sequence[MoveTask]:
-        """The last ten move tasks of a queue, the newest first.
+        """Return the last ten move tasks of a queue, the newest first.
 
         Raises:
             MemorySqsError: The queue does not exist.
@@ -365,7 +365,7 @@ class MemorySqs:
             self._moves.cancel(handle)
 
     def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
-        """The URLs of the queues whose dead-letter queue this is.
+        """Return the URLs of the queues that this is the dead-letter queue of.
 
         Raises:
             MemorySqsError: The queue does not exist.
@@ -375,7 +375,7 @@ class MemorySqs:
             return [url for url, queue in self._queues.items() if queue.dead_letter is dead_letters]
 
     def attributes(self, queue_url: str) -> QueueAttributes:
-        """What the queue says of itself; the counts are exact here.
+        """Return the queue's attributes; the counts are exact here.
 
         Raises:
             MemorySqsError: The queue does not exist.
@@ -396,7 +396,7 @@ class MemorySqs:
             )
 
     def contents(self, queue_url: str) -> Mapping[str, MessageState]:
-        """The messages that a queue holds, by id, in the order in which they came, each with its state.
+        """Return a queue's messages by id, in the order in which they came, each with its state.
 
         Raises:
             MemorySqsError: The queue does not exist.
@@ -407,7 +407,7 @@ class MemorySqs:
             return {message.message_id: message.state for message in queue.messages()}
 
     def bodies(self, queue_url: str) -> Mapping[str, str]:
-        """The bodies of the messages that a queue holds, by id, in the order in which they came.
+        """Return the bodies of a queue's messages by id, in the order in which they came.
 
         Raises:
             MemorySqsError: The queue does not exist.
@@ -418,7 +418,7 @@ class MemorySqs:
             return {message.message_id: message.body for message in queue.messages()}
 
     def trail(self) -> AuditTrail:
-        """What happened to each message up to now."""
+        """The events of each message so far."""
         with self._lock:
             self._moves.advance()
             for queue in self._queues.values():

@@ -19,19 +19,19 @@ _NOISY_SHARE = 0.1
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """The messages of one message group, or of none: those that are visible, and how many are in flight."""
+    """The messages of one message group, or those without a group: the visible ones, and how many are in flight."""
 
     visible: deque[tuple[int, StoredMessage, int]] = field(default_factory=deque)
-    """Place in the order of all, message, and its version then: a message that moved on leaves its entry behind."""
+    """Place in the order of all, message, and its version then: the entry of a message that has changed is void."""
     in_flight: int = 0
     offered: bool = False
 
 
 class StandardQueue(MemoryQueue):
-    """Messages come out in the order in which they became visible; the real service promises no order.
+    """A standard queue: messages come in the order in which they became visible; the real service promises no order.
 
-    It is a fair queue where messages have groups: a tenant with 30 messages in flight and more than a tenth of all
-    that are comes after the others.
+    It is a fair queue if messages have groups: a tenant with 30 messages and more than a tenth of all messages in
+    flight comes after the others.
     """
 
     fifo = False
@@ -46,7 +46,7 @@ class StandardQueue(MemoryQueue):
         self._places = 0
 
     def duplicate_of(self, deduplication_id: str | None) -> None:
-        """A standard queue does not deduplicate."""
+        """Return None, because a standard queue does not deduplicate."""
 
     def _receive(
         self, now: float, max_messages: int, visibility_seconds: int, attempt_id: str | None, caller: str
@@ -104,13 +104,13 @@ class StandardQueue(MemoryQueue):
         return None
 
     def _delete_refused(self, message: StoredMessage, *, stale: bool) -> None:
-        """Deleting always succeeds, whether or not it deletes."""
+        """Return None, because deletes always succeed, even if they do not delete."""
 
     def _file(self, message: StoredMessage) -> None:
-        """Messages are found by id only."""
+        """Do nothing, because messages are found by id only."""
 
     def _unfile(self, message: StoredMessage) -> None:
-        """Its entry among the visible ones is void by its version."""
+        """Do nothing, because its entry among the visible ones is void by its version."""
 
     def _offer(self, message: StoredMessage) -> None:
         tenant = self._tenant_of(message)

@@ -1,4 +1,4 @@
-"""The transport to the in-memory SQS: what the real transports are to the real service, with faults on the way."""
+"""The transport to the in-memory SQS, with faults on the way; it corresponds to the real transports."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class MemoryTransport:
 
     Args:
         sqs: The service.
-        faults: What goes wrong with each call; nothing by default. See :mod:`sqs_lease.testing.faults`, or write a
-            function.
+        faults: The faults of calls; no faults by default. See :mod:`sqs_lease.testing.faults`, or write a function.
         name: The caller's name in the service's audit trail.
 
     Attributes:
         calls: The calls made so far, in order.
-        is_in_memory: True: nothing real is received here, so that experiments may receive.
+        is_in_memory: True: the messages are not real, so that tests of sensors may receive.
     """
 
     is_in_memory = True
@@ -49,11 +48,11 @@ class MemoryTransport:
         self._sqs = sqs
         self._name = name
         self._closed = False
-        # Kept, because the event loop itself holds tasks only weakly.
+        # Kept, because the event loop itself has only weak references to tasks.
         self._unstoppable: set[asyncio.Task[Any]] = set()
 
     def count(self, operation: Operation) -> int:
-        """How many calls of one operation were made so far."""
+        """Return how many calls of one operation were made so far."""
         return sum(call.operation is operation for call in self.calls)
 
     async def queue_url(self, queue: str) -> str:
@@ -191,7 +190,7 @@ class MemoryTransport:
         return await self._call(Operation.DEAD_LETTER_SOURCES, queue_url, act)
 
     async def aclose(self) -> None:
-        """Calls made from now on fail."""
+        """Close: later calls fail."""
         self._closed = True
 
     async def _call(
@@ -244,10 +243,10 @@ class MemoryTransport:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._unstoppable.discard(task)
         if not task.cancelled():
-            task.exception()  # otherwise asyncio complains of it where the caller has gone
+            task.exception()  # otherwise asyncio logs it as never retrieved if the caller has gone
 
     async def _exchange(self, call: TransportCall, fault: Fault, act: Callable[[], Awaitable[_T]]) -> _T:
-        """The way to the service, what it does, and the way back."""
+        """Send the request, let the service act, and return the answer."""
         await _wait(fault.before_seconds)
         refusal = fault.error
         results: list[_T] = []
@@ -284,7 +283,7 @@ async def _wait(seconds: float) -> None:
 
 
 def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any]:
-    """The answer of a batch call in the shape of the API."""
+    """Return the answer of a batch call in the shape of the API."""
     return {
         "Successful": [{"Id": str(place)} for place, error in errors.items() if error is None],
         "Failed": [
@@ -298,5 +297,5 @@ def _batch_answer(errors: Mapping[int, ServiceError | None]) -> Mapping[str, Any
 def _as_network_error(error: Exception, call: TransportCall) -> SqsError:
     classified = error_from_exception(error, operation=call.operation.value, queue=call.queue_url)
     if classified is None:
-        raise AssertionError(f"an error of the network is not known as one: {error!r}")
+        raise AssertionError(f"the classification does not know this network error: {error!r}")
     return classified

@@ -1,8 +1,8 @@
 # ruff: noqa: S101 - assertions are what it is for
-"""What a sink of a table with rules of its own promises beside `sink_contract`: no message stops a batch.
+"""The contract of sinks of tables with rules of their own, beside `sink_contract`: a message does not stop a batch.
 
-Subclass `RulesContract` with a subject whose table is there, and refuses rows with a negative ``id``: by a constraint,
-for example.
+Subclass `RulesContract` with a subject that has a table, which refuses rows with a negative ``id``, for example by a
+constraint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RulesContract:
         raise NotImplementedError("override the fixture `subject`")
 
     def test_a_refused_row_rejects_its_message_and_no_other(self, subject: Subject) -> None:
-        """All rows of that message, and nothing of it is left."""
+        """All rows of that message are refused, and nothing of it is left."""
         loaded = _load(subject, "b", [("m1", 1), ("m2", 2), ("m2", -2), ("m3", 3), ("m4", -4)])
         assert loaded.rejected["message_id"].to_pylist() == ["m2", "m4"]
         assert subject.ids() == [("m1", 1), ("m3", 3)]
@@ -58,7 +58,7 @@ class RulesContract:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Stages rows as ingestion does."""
+    """A parser of test rows, which are staged as in ingestion."""
 
     subject: Subject
     records: Sequence[tuple[str, int]]

@@ -1,4 +1,4 @@
-"""What :class:`sqs_lease.testing.MemorySqs` checks of a message that is sent, as the real service does."""
+"""The checks of :class:`sqs_lease.testing.MemorySqs` for sent messages, like those of the real service."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_token(value: str, parameter: str) -> None:
 
 
 def _checked_attribute_bytes(name: str, attribute: Mapping[str, Any]) -> int:
-    """How many bytes the type and the value of an attribute take, once it is found to be right."""
+    """Check an attribute, and return the bytes of its type and value."""
     if len(name) > _LONGEST_ATTRIBUTE_NAME or not _ATTRIBUTE_NAME.fullmatch(name):
         raise _invalid(name, "has a name that is not allowed")
     data_type = attribute.get("DataType")

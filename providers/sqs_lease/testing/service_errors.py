@@ -1,4 +1,4 @@
-"""The real service's errors, code and text, as values: what :class:`sqs_lease.testing.MemorySqs` answers with."""
+"""The real service's errors, code and text, as values for the answers of :class:`sqs_lease.testing.MemorySqs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ServiceError:
 
     Attributes:
         code: The error code as botocore shows it, e.g. ``InvalidParameterValue``.
-        text: The text, for people; some codes mean different things by it.
+        text: The text, for people; some codes have different meanings by it.
         status: The HTTP status of a call that fails as a whole with it.
     """
 
@@ -23,15 +23,15 @@ class ServiceError:
 
     @property
     def sender_fault(self) -> bool:
-        """``SenderFault`` of a batch entry that fails with it: whether the request is at fault, not the service."""
+        """The ``SenderFault`` of a batch entry with this error: whether the request is at fault, not the service."""
         return self.status < 500
 
 
 class MemorySqsError(Exception):
-    """A call on :class:`sqs_lease.testing.MemorySqs` failed as a whole.
+    """Error of a call on :class:`sqs_lease.testing.MemorySqs` that failed as a whole.
 
     Attributes:
-        error: What the service says.
+        error: The service's error.
     """
 
     def __init__(self, error: ServiceError) -> None:
@@ -91,7 +91,7 @@ NO_SUCH_TASK = ServiceError("ResourceNotFoundException", "Task does not exist.",
 
 
 def empty_batch(operation: str) -> ServiceError:
-    """A batch call, e.g. ``DeleteMessageBatch``, has no entries."""
+    """Make the error of a batch call, e.g. ``DeleteMessageBatch``, without entries."""
     return ServiceError(
         "AWS.SimpleQueueService.EmptyBatchRequest",
         f"There should be at least one {operation}RequestEntry in the request.",
@@ -99,7 +99,7 @@ def empty_batch(operation: str) -> ServiceError:
 
 
 def too_many_entries(entries: int) -> ServiceError:
-    """A batch call has more than ten entries."""
+    """Make the error of a batch call with more than ten entries."""
     return ServiceError(
         "AWS.SimpleQueueService.TooManyEntriesInBatchRequest",
         f"Maximum number of entries per request are {MAX_BATCH_ENTRIES}. You have sent {entries}.",
@@ -107,14 +107,14 @@ def too_many_entries(entries: int) -> ServiceError:
 
 
 def too_many_attributes(attributes: int, most: int) -> ServiceError:
-    """A message has too many attributes of its sender."""
+    """Make the error of a message with too many attributes of its sender."""
     return ServiceError(
         "InvalidParameterValue", f"Number of message attributes [{attributes}] exceeds the allowed maximum [{most}]."
     )
 
 
 def invalid_token(parameter: str) -> ServiceError:
-    """A group id or a deduplication id has other characters, or more of them, than the service allows."""
+    """Make the error of a group id or deduplication id with forbidden characters, or too many."""
     return ServiceError(
         "InvalidParameterValue",
         f"Value for parameter {parameter} is invalid. "
@@ -123,7 +123,7 @@ def invalid_token(parameter: str) -> ServiceError:
 
 
 def beyond_total_visibility(seconds: int) -> ServiceError:
-    """An extension would pass 12 hours from the receive."""
+    """Make the error of an extension beyond 12 hours from the receive."""
     return ServiceError(
         "InvalidParameterValue",
         f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for "
@@ -132,7 +132,7 @@ def beyond_total_visibility(seconds: int) -> ServiceError:
 
 
 def out_of_range(parameter: str, value: int, minimum: int, maximum: int) -> ServiceError:
-    """A number lies outside its range."""
+    """Make the error of a number outside its range."""
     return ServiceError(
         "InvalidParameterValue",
         f"Value {value} for parameter {parameter} is invalid. "
@@ -141,7 +141,7 @@ def out_of_range(parameter: str, value: int, minimum: int, maximum: int) -> Serv
 
 
 def wrong_queue_type(parameter: str) -> ServiceError:
-    """A parameter for FIFO queues was given to a standard queue, or the other way round."""
+    """Make the error of a parameter for FIFO queues on a standard queue, or the other way round."""
     return ServiceError(
         "InvalidParameterValue",
         f"Value for parameter {parameter} is invalid. "

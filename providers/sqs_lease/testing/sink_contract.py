@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - assertions are what it is for
-"""What every sink promises, as tests: subclass `SinkContract`, say how your table is made and read, and run pytest.
+"""The contract of all sinks, as tests: subclass `SinkContract`, describe how your table is made and read, run pytest.
 
 A test file for a sink of your own::
 
@@ -81,7 +81,7 @@ class SinkContract:
         assert known(table, "m1", "m2") == {}
 
     def test_staging_runs_the_rows_once_and_to_the_end(self, subject: Subject) -> None:
-        """What ingestion observes on the way is complete when the rows are staged."""
+        """Ingestion's observations on the way are complete when the rows are staged."""
         observation = Observation()
         rows = subject.rows([record("m1", 1), record("m2", 2)]).observe(observation, F.count(F.lit(1)).alias("rows"))
         with session_settings(subject.spark, INGESTION):
@@ -125,7 +125,7 @@ class SinkContract:
         }
 
     def test_a_commit_after_a_stale_look_up_is_refused_and_changes_nothing(self, subject: Subject) -> None:
-        """Somebody else committed one of its messages; what was staged can still be committed after a new look."""
+        """Another writer committed one of its messages; the staged rows can still be committed after a new look-up."""
         ours, theirs = subject.open(), subject.open()
         looked_up = ours.look_up(asked("m1", "m2"))
         staged = subject.stage(ours, "ours", [record("m2", 2, batch_id="ours")])
@@ -229,7 +229,7 @@ class SinkContract:
         assert known(table, "m1", "m2") == {}
 
     def test_an_interrupted_commit_is_seen_whole_or_not_at_all(self, subject: Subject) -> None:
-        """By the next look-up of anybody, also when what was staged is discarded, as a failed try does."""
+        """By the next look-up of any process, also if the staged rows are discarded, as a failed try does."""
         assert subject.interruptions
         for number, (name, interruption) in enumerate(subject.interruptions.items()):
             message_id, batch_id = f"m{number}", f"b{number}"
@@ -250,7 +250,7 @@ class SinkContract:
             assert list(subject.leftovers()) == [], name
 
     def test_messages_are_found_among_many(self, subject: Subject) -> None:
-        """In whichever batch, whenever they were sent, also where the service did not say when."""
+        """In any batch, sent at any time, also if SQS did not tell when."""
         table = subject.open()
         for batch in range(3):
             sent_at = SENT + timedelta(days=batch)

@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - assertions are what it is for
-"""A sink under test: how its table is made, filled and looked at from outside; and the messages for it."""
+"""A sink under test: its table is made, filled and read from outside; and the messages for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from sqs_lease.spark.sinks.sink import (
 )
 
 SENT: Final = datetime(2026, 3, 1, 12, 0, 0, 123000, tzinfo=UTC)
-"""When the messages of the tests were sent, unless they say otherwise."""
+"""The default send time of the tests' messages."""
 
 TYPES: Final[Mapping[DataType, Sequence[object]]] = {
     BooleanType(): [True, False],
@@ -72,7 +72,7 @@ TYPES: Final[Mapping[DataType, Sequence[object]]] = {
         [{"s": None, "m": {"x": 0.5}}, None]
     ],
 }
-"""Spark's types, each with values that have gone wrong somewhere."""
+"""Spark's types, each with values that have failed in some table format."""
 
 
 def columns_of(**more: DataType) -> StructType:
@@ -88,17 +88,17 @@ SPECIAL_TEXTS: Final = (
     *("scheduled__2026-03-01T00:00:00+00:00", "a/b", "..", "%2F", "it's; drop table x", 'double " quote'),
     *("{0}$x\\n", "ünïcödé 🎉", " spaces ", "line\nbreak", "NULL", "*?[a]", "long " * 60),
 )
-"""What a batch may be called, and whatever a message id could be."""
+"""Unusual names for batches and messages."""
 
 
 @contextmanager
 def interrupted(owner: object, method: str, moment: Literal["before", "after"]) -> Iterator[None]:
-    """Have a method raise, once the block has begun: before it does anything, or after it has done all.
+    """Within the block, make a method raise: before it does anything, or after it has done all.
 
     Args:
         owner: The class, object or module that has it.
         method: Its name.
-        moment: When.
+        moment: When it raises.
     """
     real = getattr(owner, method)
 
@@ -112,23 +112,23 @@ def interrupted(owner: object, method: str, moment: Literal["before", "after"]) 
 
 
 class InterruptionError(Exception):
-    """Stands for whatever may end a commit half-way."""
+    """Stand-in for errors that end a commit half-way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A table that does not exist yet, and how to look at it from outside.
+    """A table that does not exist yet, and functions that read it from outside.
 
     Attributes:
         spark: A session.
         new_sink: Gives a new sink of that table, any number of times.
-        read_rows: What a reader of the table sees, in any order, as ``{column: value}``: without what only the sink
-            itself knows. Maps may come as dicts or as lists of pairs.
-        leftovers: Names of what is staged for the table, or was and is still there, and no commit took.
-        interruptions: What ends a commit half-way, by a name: each is entered around one ``commit``, which it makes
-            raise. :func:`interrupted` makes most of them.
+        read_rows: Returns the rows that a reader of the table sees, in any order, as ``{column: value}``, without the
+            sink's internal columns. Maps may come as dicts or as lists of pairs.
+        leftovers: Returns the names of staged data that is still there and was not committed.
+        interruptions: Functions by name; each returns a context manager that ends a commit half-way: it is entered
+            around one ``commit``, which it makes raise. :func:`interrupted` makes most of them.
         types: Spark's types that the table can have, with values for each.
-        as_read: What a value of such a type comes back as, where it comes back as another one.
+        as_read: Returns a value of a type in the form in which a reader gets it; unchanged by default.
         refused_types: Types that the table cannot have.
         widens: Whether columns can be added to the table.
     """
@@ -144,16 +144,16 @@ class Subject:
     widens: bool = True
 
     def open(self, columns: StructType = COLUMNS, *, widen: bool = False) -> Any:
-        """A new sink's table."""
+        """Open the table by a new sink."""
         return self.new_sink().open(self.spark, columns, widen=widen)
 
     def rows(self, records: Sequence[Mapping[str, Any]], columns: StructType = COLUMNS) -> DataFrame:
-        """Rows to stage; what a record does not name is null."""
+        """Make rows to stage; columns that a record does not name are null."""
         values = [tuple(record.get(name) for name in columns.names) for record in records]
         return self.spark.createDataFrame(values, columns)
 
     def broken_rows(self) -> DataFrame:
-        """Rows that cannot all be computed."""
+        """Make rows that cannot all be computed."""
         rows = self.rows([record("m1", 1), record("m2", 2)])
         broken = F.when(F.col("id") == 2, F.raise_error(F.lit("no such row"))).otherwise(F.col("name"))
         return rows.withColumn("name", broken)
@@ -174,7 +174,7 @@ class Subject:
         others: pa.Table | None = None,
         columns: StructType = COLUMNS,
     ) -> int | None:
-        """A whole batch: look up, stage, commit.
+        """Store a whole batch: look up, stage, commit.
 
         Args:
             table: The open table.
@@ -192,21 +192,21 @@ class Subject:
         return version
 
     def ids(self) -> list[tuple[str, int]]:
-        """Message id and record id of every row that a reader sees."""
+        """Return the message id and record id of every row that a reader sees."""
         return sorted((row[MESSAGE_ID], row["id"]) for row in self.read_rows())
 
 
 def record(
     message_id: str, number: int, *, batch_id: str = "b", sent_at: datetime | None = SENT, **more: Any
 ) -> dict[str, Any]:
-    """A row of a message."""
+    """Make a row of a message."""
     return {"id": number, "name": f"n{number}", MESSAGE_ID: message_id, SENT_AT: sent_at, BATCH_ID: batch_id, **more}
 
 
 def entries(
     message_ids: Sequence[str], outcome: str = INGESTED, reason: str | None = None, sent_at: datetime | None = SENT
 ) -> pa.Table:
-    """What to keep of messages: in several pieces, as those of a large batch come."""
+    """Make ledger entries of messages, in several pieces, like those of a large batch."""
     rows = (
         {"message_id": message_id, "sent_at": sent_at, "outcome": outcome, "reason": reason}
         for message_id in message_ids
@@ -215,12 +215,12 @@ def entries(
 
 
 def asked(*message_ids: str, sent_at: datetime | None = SENT) -> pa.Table:
-    """What is looked up."""
+    """Make the table of messages to look up."""
     return entries(message_ids, sent_at=sent_at).select(LOOKED_UP.names)
 
 
 def known(table: Any, *message_ids: str) -> dict[str, tuple[str, str, str | None]]:
-    """What a table knows of messages: batch id, outcome and reason."""
+    """Return a table's entries of messages: batch id, outcome and reason."""
     answer = table.look_up(asked(*message_ids)).known
     assert answer.schema.equals(KNOWN)
     found = {row["message_id"]: (row["batch_id"], row["outcome"], row["reason"]) for row in answer.to_pylist()}
@@ -229,7 +229,7 @@ def known(table: Any, *message_ids: str) -> dict[str, tuple[str, str, str | None
 
 
 def plain(value: Any) -> Any:
-    """Maps as dicts."""
+    """Return a value with maps as dicts."""
     if isinstance(value, list) and value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         return {key: plain(inner) for key, inner in value}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 # ruff: noqa: S101 - assertions are what it is for
-"""What a sink with ``upsert_by`` promises beside `sink_contract`: one row a key, that of the newest message.
+"""The contract of sinks with ``upsert_by``, beside `sink_contract`: one row a key, that of the newest message.
 
-Subclass `UpsertContract` with a subject whose sinks upsert by the column ``id``.
+Subclass `UpsertContract` with a subject that has sinks which upsert by the column ``id``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UpsertContract:
         raise NotImplementedError("override the fixture `subject`")
 
     def test_within_a_batch_the_newest_message_wins(self, subject: Subject) -> None:
-        """All its messages are known all the same."""
+        """All its messages are known."""
         table = subject.open()
         rows = [record("m1", 1, sent_at=LATER), record("m2", 1), record("m3", 2), record("m4", 2, sent_at=LATER)]
         subject.store(table, "b", rows)
@@ -76,7 +76,7 @@ class UpsertContract:
         assert subject.ids() == [("m2", 1)]
 
     def test_several_rows_of_one_message_with_one_key_leave_one(self, subject: Subject) -> None:
-        """Which one is not said."""
+        """The contract does not say which of them stays."""
         subject.store(subject.open(), "b", [record("m1", 1), record("m1", 1), record("m1", 2)])
         assert subject.ids() == [("m1", 1), ("m1", 2)]
 

@@ -13,8 +13,8 @@ A test that works for an hour of virtual time takes milliseconds, and goes the s
 The rules:
 
 - Time stands still while anything is ready to run. When nothing is, it jumps to the next timer.
-- Nothing ready and no timer left: nothing can ever happen again, and :class:`VirtualDeadlockError` says
-  which tasks wait where. Callbacks without end at one moment raise :class:`VirtualLivelockError`.
+- If nothing is ready and no timer is left, the program would wait for ever: :class:`VirtualDeadlockError` says
+  which tasks wait where. Endless callbacks at one moment raise :class:`VirtualLivelockError`.
 - Times are multiples of 2^-30 s, a little less than a nanosecond; timers are rounded up to them. Beyond 97 days the
   ticks are the steps of a float: a quarter of a microsecond at the seconds since the epoch. Sums and differences of
   such times are exact, so a sleep until ``t`` never ends a rounding error before ``t``.
@@ -41,15 +41,15 @@ _DEFAULT_WALL_START = 1_767_225_600.0
 
 
 class VirtualDeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set: the program would wait for ever."""
+    """Error of a program that would wait for ever: nothing is ready and no timer is set."""
 
 
 class VirtualLivelockError(RuntimeError):
-    """Callbacks kept being ready, very many times, without time moving on."""
+    """Error of a program with endless callbacks at one moment."""
 
 
 class VirtualClock:
-    """A :class:`sqs_lease.clock.Clock` whose time is moved by tests, or by :func:`run_virtual`.
+    """A :class:`sqs_lease.clock.Clock` that tests, or :func:`run_virtual`, move.
 
     Args:
         start: First reading of :meth:`now`, in seconds.
@@ -84,10 +84,10 @@ class VirtualClock:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The event loop behind :func:`run_virtual`, for those who drive a loop themselves.
+    """The event loop behind :func:`run_virtual`, for tests that drive a loop themselves.
 
     Args:
-        clock: What the loop's time is read from and moved by.
+        clock: The clock of the loop, which it reads and moves.
         most_rounds: How many rounds of callbacks may run at one moment before that counts as a livelock.
     """
 
@@ -98,9 +98,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._rounds = 0
         self._threads_under_way = 0
         self._woken_by_thread = threading.Event()
-        # BaseEventLoop asks its selector for I/O whenever it has nothing else to do; here that moves time.
+        # BaseEventLoop asks its selector for I/O when it has nothing else to do; here that moves time.
         self._selector: VirtualLoop | None = self
-        # Tasks and futures in sets are gone through in this order, not in that of their addresses.
+        # Sets of tasks and futures are iterated in this order, not in that of their addresses.
         self._created = 0
         self._tasks: weakref.WeakSet[_OrderedTask[Any]] = weakref.WeakSet()
         self.set_task_factory(self._new_task)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(when, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future that has the same place in any set in each run."""
+        """Make a future that has the same place in a set in each run."""
         self._created += 1
         return _OrderedFuture(self, self._created)
 
@@ -148,14 +148,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._threads_under_way -= 1
 
     def waiting_tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks that are not done, in the order in which they were created."""
+        """Return the tasks that are not done, in the order in which they were created."""
         return sorted((task for task in self._tasks if not task.done()), key=hash)
 
     def select(self, timeout: float | None) -> list[object]:
-        """Called by asyncio in place of a selector's: lets time pass when nothing is ready."""
+        """Let time pass when nothing is ready; asyncio calls this in place of a selector's method."""
         self._let_time_pass(timeout)
-        # asyncio runs the timers before `time() + _clock_resolution`. That sum must be the very next float: with a
-        # shorter resolution it is `time()` again and no timer is ever due, with a longer one timers come too early.
+        # asyncio runs the timers before `time() + _clock_resolution`. That sum must be the next float: with a shorter
+        # resolution it is `time()` again and timers are never due, with a longer one they come too early.
         self._clock_resolution = math.ulp(self.clock.now())
         return []
 
@@ -207,14 +207,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._threads_under_way -= 1
 
     def _process_events(self, event_list: list[object]) -> None:
-        """There is no I/O, so there are no events."""
+        """Do nothing, because there is no I/O."""
 
     def _write_to_self(self) -> None:
         self._woken_by_thread.set()
 
 
 class _OrderedFuture(asyncio.Future[Any]):
-    """A future whose hash is its number of creation."""
+    """A future with its number of creation as its hash."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
         super().__init__(loop=loop)
@@ -225,10 +225,10 @@ class _OrderedFuture(asyncio.Future[Any]):
 
 
 class _OrderedTask(asyncio.Task[_T]):
-    """A task whose hash is its number of creation."""
+    """A task with its number of creation as its hash."""
 
     def __init__(self, coro: Coroutine[Any, Any, _T], *, number: int, **kwargs: Any) -> None:
-        # asyncio files the task in a set of its own while it is being made.
+        # Set first, because asyncio puts the task into a set while it is being made.
         self._number = number
         super().__init__(coro, **kwargs)
 
@@ -246,7 +246,7 @@ def run_virtual(
         clock: The clock to run by; a new one that starts at 0 by default.
 
     Returns:
-        What the coroutine returns. Tasks that it leaves behind are cancelled.
+        The result of the coroutine. Tasks that it leaves behind are cancelled.
 
     Raises:
         VirtualDeadlockError: The coroutine, or a task that does not end on cancellation, waits for something
@@ -254,7 +254,7 @@ def run_virtual(
         VirtualLivelockError: Callbacks follow one another without end while time stands still.
         RuntimeError: An event loop runs already in this thread.
     """
-    # Looked at first: afterwards the coroutine would be left un-awaited.
+    # Checked first, because later the coroutine would be left un-awaited.
     if events._get_running_loop() is not None:  # noqa: SLF001
         if asyncio.iscoroutine(main):
             main.close()

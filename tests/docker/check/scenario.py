@@ -95,11 +95,11 @@ def _run_the_dag_of_the_readme(stack: Stack, airflow: AirflowApi) -> None:
 
 
 def _examine_the_queues(stack: Stack, show: Callable[[str], None]) -> None:
-    """`docker compose run --rm sqs-lease doctor QUEUE ...`, which ends with 1 where something will bite."""
+    """`docker compose run --rm sqs-lease doctor QUEUE ...`, which ends with 1 if it finds a problem."""
     said = stack.command("sqs-lease", "doctor", "flights", "bookings-in-order.fifo", entrypoint=1)
-    if "Nothing that will bite was found" not in said:
+    if "No problems found" not in said:
         raise CheckError(f"The doctor did not find all well:\n{said}")
-    show("the command sqs-lease is in the image, and its doctor finds nothing that will bite")
+    show("the command sqs-lease is in the image, and its doctor finds no problems")
 
 
 def _look_at_the_page(stack: Stack, airflow: AirflowApi, run_id: str) -> None:

@@ -1,1 +1,1 @@
-"""What is asked of Airflow beyond its public interface: all of it is here, pinned by tests to one minor version."""
+"""Requests to Airflow beyond its public interface: all of them are here, pinned by tests to one minor version."""

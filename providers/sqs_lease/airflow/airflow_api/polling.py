@@ -1,8 +1,8 @@
 """Reads task states for all triggers of a triggerer: one question a second for each DAG, about all its watched runs.
 
-The supervisor that answers serves one request at a time. If each trigger asked for itself, that would fill its time.
-The questions for several DAGs are asked side by side, a few at once, so that a DAG whose states take long to read
-delays no other. How often a DAG is asked for follows from what it costs and from what it brings:
+The supervisor that answers serves one request at a time. If each trigger asked for itself, about 40 triggers that ask
+once a second would fill its time. The questions for several DAGs are asked side by side, a few at once, so that a DAG
+with states that take long to read does not delay the others. Three rules set how often a DAG is asked for:
 
 - after an answer, at least as long as the answer took passes before the next question;
 - the longer a DAG's states stay the same, the less often they are read;
@@ -41,7 +41,7 @@ from sqs_lease.clock import Clock, SystemClock
 logger = logging.getLogger(__name__)
 
 FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitable[Mapping[str, TaskStates]]]
-"""Reads states by DAG id, run ids and task ids, see :func:`sqs_lease.airflow.airflow_api.requests.task_states`."""
+"""Function that reads states by DAG id, run ids and task ids, see :func:`~.requests.task_states`."""
 
 POLL_SECONDS: Final = 1.0
 """Shortest pause between two questions for a DAG."""
@@ -49,15 +49,15 @@ POLL_SECONDS: Final = 1.0
 LONGEST_POLL_SECONDS: Final = 7.0
 """Longest pause of this kind.
 
-The messages of a run that is cleared are held that much longer, at most, and one more question (:data:`POLL_SECONDS`):
-only a second answer that says so is believed.
+The messages of a cleared run are held for this pause and one more question (:data:`POLL_SECONDS`) at most, because only
+a second answer that says so is believed.
 """
 
 LONGEST_UNSIGNALLED_SECONDS: Final = 2.0
 """The same for a run that has no failure signals."""
 
 QUIET_SHARE: Final = 0.1
-"""The pause as a share of how long no state changed: the end of work is seen after a tenth of its time, at most.
+"""The pause as a share of the time without a change: the end of work is seen after a tenth of its time, at most.
 
 Failures do not wait for it: they are signalled.
 """
@@ -78,7 +78,7 @@ class StateWatch:
     Attributes:
         task_ids: The tasks.
         answers: How many answers there were so far.
-        asked_at: When the question was asked whose answer is the newest, by the poller's clock.
+        asked_at: The time of the question that the newest answer belongs to, by the poller's clock.
         signals: The signals there are, by the newest answer.
         turn: Hold it during any other request to Airflow about a task.
         stalls: When this process stood still.
@@ -132,7 +132,7 @@ class StateWatch:
         self._signal_poller.done_with(signals)
 
     def finished(self) -> None:
-        """Have all further signals removed: no work is left that they could be about."""
+        """Have all further signals removed: all work has ended."""
         if self._signals_prefix is not None:
             self._signal_poller.finished(self._signals_prefix)
 
@@ -166,7 +166,7 @@ class StatePoller:
         self._dags: dict[str, _WatchedDag] = {}
 
     def stalled_until(self) -> float:
-        """When this process stood still last, see :meth:`StallWatch.last_ended_at`."""
+        """Return when this process stood still last, see :meth:`StallWatch.last_ended_at`."""
         return self._stalls.last_ended_at()
 
     @contextmanager
@@ -225,12 +225,12 @@ class StatePoller:
         return answer
 
     def forget(self, dag_id: str) -> None:
-        """Stop tracking a DAG whose states are no longer read."""
+        """Stop tracking a DAG: nothing reads its states any longer."""
         self._unanswered.discard(dag_id)
 
 
 class _WatchedDag:
-    """Asks for the states of one DAG while some of its runs are watched."""
+    """The questions about one DAG, while some of its runs are watched."""
 
     def __init__(self, dag_id: str, poller: StatePoller) -> None:
         self._dag_id = dag_id
@@ -317,15 +317,15 @@ class _WatchedDag:
 
 
 def _is_new(watches: Iterable[StateWatch]) -> bool:
-    """Whether one of them was told nothing yet."""
+    """Whether one of them has had no answer yet."""
     return any(watch.answers == 0 for watch in watches)
 
 
 def _told_apart(task_ids: Collection[str]) -> list[frozenset[str]]:
-    """Tasks by the questions that ask for them: one, unless the id of one reads like an instance of another.
+    """Group tasks by question: one question for all, unless a task's id reads like an instance of another task.
 
     Airflow's answer has one key for both, ``check_1`` for the second instance of ``check`` and for a task of that name.
-    Where they are work of different leases, the end of the one would be taken for that of the other.
+    Where they are work of different leases, the end of one would be taken for the end of the other.
     """
     by_depth: dict[int, set[str]] = {}
     for task_id in task_ids:
@@ -338,7 +338,7 @@ def _told_apart(task_ids: Collection[str]) -> list[frozenset[str]]:
 
 
 def _of_tasks(found: Iterable[tuple[frozenset[str], TaskStates]], task_ids: frozenset[str]) -> TaskStates:
-    """The states of some of the tasks that were asked for, by one question or several."""
+    """Return the states of some of the tasks that were asked for, by one question or several."""
     wanted: dict[str, str | None] = {}
     for asked, states in found:
         if asked == task_ids:
@@ -349,13 +349,13 @@ def _of_tasks(found: Iterable[tuple[frozenset[str], TaskStates]], task_ids: froz
 
 
 def _mapped_task(key: str) -> str | None:
-    """The task of a mapped instance's key; None for other keys."""
+    """Return the task of a mapped instance's key; None for other keys."""
     task_id, _, index = key.rpartition("_")
     return task_id if index.isdecimal() else None
 
 
 SIGNALS_PREFIX: Final = "sqs_lease_failure."
-"""With this begin the keys of all variables that are signals."""
+"""The prefix of the keys of all variables that are signals."""
 
 SIGNAL_DESCRIPTION: Final = "A work task of an SQS lease failed; its keeper deletes this variable at once."
 
@@ -371,7 +371,7 @@ class FailureSignals:
     """The signals to one keeper in one run.
 
     Attributes:
-        prefix: With this begin their keys.
+        prefix: The prefix of their keys.
         work_task_ids: The keeper's work tasks; a signal names one by its place among them.
     """
 
@@ -380,17 +380,17 @@ class FailureSignals:
 
     @classmethod
     def to(cls, dag_id: str, run_id: str, keeper_task_id: str, work_task_ids: Sequence[str]) -> Self:
-        """The signals to the keeper of a run."""
+        """Make the signals to the keeper of a run."""
         # Ids may be longer than a variable's key; 160 bits of a hash keep them apart.
         digest = hashlib.sha256("\0".join((dag_id, run_id, keeper_task_id)).encode()).hexdigest()[:40]
         return cls(f"{SIGNALS_PREFIX}{digest}.", tuple(work_task_ids))
 
     def key(self, task_id: str, map_index: int) -> str:
-        """The key by which the failure of a task instance is signalled."""
+        """Return the key by which the failure of a task instance is signalled."""
         return f"{self.prefix}{self.work_task_ids.index(task_id)}.{map_index}"
 
     def instance(self, key: str) -> tuple[str, int] | None:
-        """Which task instance a key signals; None if the key is not one of these signals."""
+        """Return the task instance that a key signals; None if the key is not one of these signals."""
         index, _, map_index = key.removeprefix(self.prefix).partition(".")
         if not key.startswith(self.prefix) or not index.isdecimal() or int(index) >= len(self.work_task_ids):
             return None
@@ -401,16 +401,19 @@ class FailureSignals:
 
 
 SIGNAL_SECONDS: Final = 0.4
-"""Pause between two requests while tasks fail: with it a failure is known here after 0.2 s on average."""
+"""Pause between two requests while tasks fail: a failure is then known here after 0.2 s on average."""
 
 QUIET_SIGNAL_SECONDS: Final = 1.0
-"""The same while none fails: each request costs Airflow's database two statements, also where nothing ever fails."""
+"""The same while no task fails: each request costs Airflow's database two statements, even if nothing ever fails."""
 
 FAILURES_END_SECONDS: Final = 60.0
-"""After so long without a new signal none fails. Failures seldom come alone, so only the first one waits longer."""
+"""Time without a new signal after which no task counts as failing.
+
+Failures seldom come alone, so only the first one waits for the longer pause.
+"""
 
 ORPHANED_SECONDS: Final = 3600.0
-"""A signal that no keeper of this triggerer took for so long came when its keeper had ended: it is deleted."""
+"""Age at which a signal is deleted although no keeper of this triggerer took it: it came after its keeper had ended."""
 
 DELETES_AT_ONCE: Final = 10
 """Signals deleted between two requests for new ones; each takes the supervisor about 20 ms."""
@@ -434,11 +437,11 @@ class _Deletion:
 
 
 class SignalPoller:
-    """Asks for the signals of failed work tasks while anybody listens, and tells each listener about its own.
+    """The poller of signals: asks for them while there are listeners, and tells each listener about its own.
 
-    Signals that were acted upon are deleted. Airflow may confirm that and do nothing, as with the variables of a team,
-    so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried again,
-    after longer and longer pauses.
+    Signals that were acted upon are deleted. Airflow may confirm a deletion and do nothing, as with the variables of a
+    team, so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried
+    again, after longer and longer pauses.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -547,11 +550,11 @@ BEAT_SECONDS: Final = 1.0
 
 
 class StallWatch:
-    """Notices that this process stood still: then another triggerer may have taken its triggers over meanwhile.
+    """Watch over the event loop's time: after a stall, another triggerer may have taken over the triggers.
 
     A stall is a gap in the event loop's time (the process was stopped, or its machine was suspended), never a slow
     answer of Airflow's: while the event loop runs, Airflow tells this process within about a second which triggers run
-    elsewhere. It looks at the clock once a second while anybody relies on it.
+    elsewhere. It looks at the clock once a second while it is used.
 
     Args:
         clock: Source of time. It must go on counting while the machine is suspended.
@@ -581,7 +584,7 @@ class StallWatch:
             self._users -= 1
 
     def last_ended_at(self) -> float:
-        """When the last stall ended, by the clock; minus infinity if this process never stalled.
+        """Return when the last stall ended, by the clock; minus infinity if this process never stalled.
 
         The first caller after a stall learns of it here, even before the next beat.
         """

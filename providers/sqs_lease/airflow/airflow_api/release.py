@@ -1,12 +1,14 @@
-"""Which releases of Airflow the package works on, and which interface older ones lack.
+"""The releases of Airflow that the package works on, and the interface that older ones lack.
 
 Since 3.3 a trigger is told that a user acted on its task (``BaseTrigger.on_kill``), and can list variables by prefix
-(``Variable.keys``). A trigger gives up a question to Airflow that is not answered in time, and Airflow itself ends
-triggers in the middle of one. Since 3.2 the triggerer gives each answer to the question that it belongs to
-(``TriggerCommsDecoder`` has a reader). Before, it gave the answer to the next question, which fails
-("Response read out of order"), and so does every later one: those of other triggers, and the triggerer's own.
+(``Variable.keys``).
 
-Nothing else is imported here: this is asked on every Airflow beside which the base install works.
+Since 3.2 the triggerer gives each answer to the question that it belongs to (``TriggerCommsDecoder`` has a reader).
+Triggers give up questions that are not answered in time, and Airflow ends triggers in the middle of a question. Before
+3.2 the late answer went to the next question, which failed ("Response read out of order"). So did every later one, of
+other triggers and of the triggerer itself.
+
+This module imports nothing else: it must load on every Airflow beside which the base install works.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ OLDEST: Final = (3, 3)
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The major and minor number of a version."""
+    """Return the major and minor number of a version."""
     return tuple(map(int, version.split(".")[:2]))
 
 

@@ -1,4 +1,4 @@
-"""What triggers and tasks ask of Airflow: through methods of its SDK, and by the few names that it does not publish.
+"""Requests of triggers and tasks to Airflow: through methods of its SDK, and the few names that it does not publish.
 
 Every question is one of the SDK's blocking methods, such as ``RuntimeTaskInstance.get_task_states`` or ``XCom.set``.
 Only some of them have asynchronous twins, and those do not work in ``dag.test()``. In a triggerer Airflow lets the
@@ -8,7 +8,7 @@ the loop.
 A trigger talks to the metadata database through the triggerer's supervisor, which answers one request after the other
 (about 45 a second) and some requests never. So every question has a time limit.
 
-What Airflow does not publish stands in this module alone. Each name has a fallback, which may be slower and is never
+Names that Airflow does not publish are used in this module alone. Each has a fallback, which may be slower but is never
 wrong:
 
     name                                what it is for                       without it
@@ -64,7 +64,7 @@ except ImportError:
     from airflow.sdk.observability import stats  # type: ignore[no-redef]
 
 try:
-    # Not among our own dependencies: where Airflow does without it, so must we.
+    # Not one of this package's dependencies: Airflow brings it, or does without it.
     import greenback
 except ImportError:
     greenback = None  # type: ignore[assignment]
@@ -80,17 +80,17 @@ except ImportError:
     get_listener_manager = None  # type: ignore[assignment]
 
 __all__ = ["stats"]
-"""What is imported for others; everything public that is defined here is theirs as well."""
+"""Names imported here for other modules; they may use everything public that is defined here as well."""
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 DAG_FILE_MODULE: Final = "unusual_prefix_"
-"""With this Airflow begins the names of the modules that DAG files are; a triggerer does not have them."""
+"""The prefix that Airflow gives to the module names of DAG files; a triggerer does not have these modules."""
 
 ANSWER_SECONDS: Final = 10.0
-"""How long to wait for an answer of the supervisor; it gives fifty requests at once theirs within about a second."""
+"""How long to wait for an answer of the supervisor; it answers fifty requests made at once within about a second."""
 
 BACKEND_SECONDS: Final = 60.0
 """How long an XCom backend of the user's own may take to read one value."""
@@ -99,7 +99,7 @@ _ASKING: Final = DaemonThreads(16, "sqs-lease asking Airflow")
 """For questions where greenback is missing: more than there are questions at once."""
 
 _XCOM_BACKEND: Final = DaemonThreads(16, "sqs-lease XCom backend")
-"""For an XCom backend of the user's own: one that hangs stops no questions."""
+"""For an XCom backend of the user's own: one that hangs must not stop questions."""
 
 RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
@@ -122,15 +122,15 @@ UNMAPPED: Final = -1
 
 
 def state_key(instance: InstanceKey) -> str:
-    """Return by which key a task instance stands in :data:`TaskStates`."""
+    """Return the key of a task instance in :data:`TaskStates`."""
     task_id, map_index = instance
     return task_id if map_index == UNMAPPED else f"{task_id}_{map_index}"
 
 
 def listeners_hear_of_success() -> bool:
-    """Whether listeners are told when a task succeeds, as that of OpenLineage is; to be called in a worker.
+    """Whether there are listeners for the success of tasks, such as OpenLineage's; to be called in a worker.
 
-    Airflow tells them in the worker that ends a task, and not when a trigger ends it.
+    Airflow calls them in the worker that ends a task, and not when a trigger ends it.
     """
     if get_listener_manager is None:
         return False
@@ -138,17 +138,17 @@ def listeners_hear_of_success() -> bool:
 
 
 def default_args_of_open_dag() -> Mapping[str, Any]:
-    """The ``default_args`` of the DAG that is being defined; none where Airflow does not tell, or outside a DAG."""
+    """Return the ``default_args`` of the DAG that is being defined; empty outside a DAG, or if Airflow does not say."""
     dag = None if DagContext is None else DagContext.get_current()
     return {} if dag is None else dag.default_args
 
 
 class CommsError(RuntimeError):
-    """Airflow gave no usable answer, or refused: the request may or may not have been carried out."""
+    """No usable answer of Airflow, or a refusal: the request may or may not have been carried out."""
 
 
 class NoAnswerError(CommsError):
-    """Airflow gave no answer in time."""
+    """No answer of Airflow in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class RunOfTask:
 def triggers_are_supported() -> bool:
     """Whether a triggerer takes over a task that defers now: ``dag.test()`` runs triggers in line instead.
 
-    Where that cannot be told it is true, as in every process of a real deployment.
+    If that is unknown, the answer is true, as in every process of a real deployment.
     """
     return not hasattr(task_runner, "SUPERVISOR_COMMS") or hasattr(task_runner.SUPERVISOR_COMMS, "asend")
 
@@ -177,13 +177,13 @@ def triggers_publish_for_mapping() -> bool:
 
 
 def run_of(task_instance: Any) -> RunOfTask:
-    """Which task a trigger runs for.
+    """Return the task that a trigger runs for.
 
     Args:
-        task_instance: What the triggerer set as the trigger's ``task_instance``.
+        task_instance: The trigger's ``task_instance``, as the triggerer set it.
 
     Raises:
-        RuntimeError: The trigger runs for no task.
+        RuntimeError: The trigger does not run for a task.
     """
     if task_instance is None:
         raise RuntimeError(
@@ -224,7 +224,7 @@ async def publish(
     Setting it twice does no harm, so it is set again while no answer comes.
 
     Args:
-        task: The task. Airflow asks no more of it than that its DAG is of the trigger's team.
+        task: The task. Airflow only requires that its DAG belongs to the trigger's team.
         key: The XCom's key.
         value: The value, before serialisation.
         mapped_length: How many instances a task mapped over the value is expanded to; None without mapped tasks.
@@ -302,7 +302,7 @@ async def pull_plain_mapping(task: RunOfTask, instance: InstanceKey) -> Mapping[
 
 
 def _items_of_tuple(stored: Any) -> Any:
-    """The items of a tuple as it is stored in an XCom, which JSON has no form for; other values as they are."""
+    """Return the items of a tuple as an XCom stores it, because JSON has no tuples; return other values as they are."""
     is_tuple = isinstance(stored, Mapping) and stored.get("__classname__") == "builtins.tuple"
     return stored.get("__data__") if is_tuple else stored
 
@@ -333,13 +333,13 @@ def _fernet() -> FernetProtocol:
 
 
 def mapped_over(expanded: Any) -> tuple[Any, str] | None:
-    """What a mapped task or task group is expanded over, if that is one value of one task, item by item.
+    """Find the value that a mapped task or task group is expanded over, if it is one value of one task, item by item.
 
     Args:
         expanded: The mapped task or group.
 
     Returns:
-        The task and the key of its XCom; None if it is expanded over something else, or over what is not known.
+        The task and the key of its XCom; None if it is expanded over something else, or over something unknown.
     """
     try:
         from airflow.sdk.definitions.xcom_arg import MapXComArg, PlainXComArg
@@ -350,7 +350,7 @@ def mapped_over(expanded: Any) -> tuple[Any, str] | None:
         value: Any = inputs.value
     except (ImportError, AttributeError) as error:
         logger.warning(
-            "The messages of %r are settled together: this Airflow does not tell what it is mapped over (%s)",
+            "The messages of %r are settled together: this Airflow does not say what it is mapped over (%s)",
             expanded.node_id,
             error,
         )
@@ -373,7 +373,7 @@ def end_was_reported(task_instance: RuntimeTaskInstance) -> bool:
 
 
 class _StoredXCom(BaseXCom):
-    """Reads and writes XComs as they are stored: a value is converted elsewhere than in the event loop."""
+    """XComs as they are stored: values are converted elsewhere, because that would block the event loop."""
 
     @staticmethod
     def serialize_value(value: Any, **_: Any) -> Any:
@@ -385,7 +385,7 @@ class _StoredXCom(BaseXCom):
 
 
 async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
-    """An XCom as it is stored, with its ``key`` and ``value``; None if it does not exist."""
+    """Read an XCom as it is stored, with its ``key`` and ``value``; None if it does not exist."""
     return await ask(
         f"the XCom {key!r} of {task}",
         _StoredXCom.get_one,
@@ -398,7 +398,7 @@ async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
 
 
 async def _deserialised_by_backend(stored: Any) -> Any:
-    """The value that a custom XCom backend makes of a stored one; it may read it from another service."""
+    """Have a custom XCom backend convert a stored value; the backend may read it from another service."""
     try:
         async with asyncio.timeout(BACKEND_SECONDS):
             return await _XCOM_BACKEND.run(XCom.deserialize_value, stored)
@@ -411,10 +411,10 @@ async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool
     """Call a blocking method of Airflow's SDK from an event loop, without blocking it.
 
     Args:
-        what: What is asked about, for errors.
+        what: The subject of the request, for errors.
         method: The method.
         for_all_triggers: Whether one question serves all triggers, so that it need not wait for its turn.
-        arguments: The method's.
+        arguments: Arguments of the method.
 
     Raises:
         NoAnswerError: No answer came within :data:`ANSWER_SECONDS`; it may have been carried out.
@@ -463,9 +463,9 @@ async def delete_variable(key: str) -> None:
 
 
 def running_task_ended_as(task_instance: Any, state: str) -> bool:
-    """Whether a listener was called in the process that runs a task, because that ended in a state for good.
+    """Whether a listener was called in the process of a task, because the task ended in a state for good.
 
-    It is called as well for tasks to be retried, and in the scheduler and the API server, with other objects.
+    Airflow also calls it for tasks to be retried, and in the scheduler and the API server, with other objects.
     """
     if not isinstance(task_instance, RuntimeTaskInstance):
         return False
@@ -476,30 +476,30 @@ def running_task_ended_as(task_instance: Any, state: str) -> bool:
 
 
 REQUESTS_AT_ONCE: Final = 8
-"""Enough to keep the supervisor busy; whatever else is asked waits for them, about a fifth of a second."""
+"""Requests under way at once: enough to keep the supervisor busy. Others wait for them, about a fifth of a second."""
 
 MANY_STARTS: Final = 50
-"""As many triggers as a triggerer takes over at once by default; those that are left follow with its next round."""
+"""The number of triggers that a triggerer takes over at once by default; the rest follow in its next round."""
 
 STARTING_SECONDS: Final = 2.0
-"""That many starts within this time are many: a triggerer's rounds are a little more than a second apart."""
+"""The time within which :data:`MANY_STARTS` count as many: a triggerer's rounds are a little over a second apart."""
 
 LONGEST_START_SECONDS: Final = 10.0
-"""How long nothing is asked at most: a thousand triggers, Airflow's default limit, start sooner. Leases last longer."""
+"""Longest time without requests: a thousand triggers, Airflow's default limit, start sooner. Leases last longer."""
 
 
 class RequestLimiter:
-    """Lets few requests of an event loop out at a time, and none while many triggers start.
+    """A limit for the requests of an event loop: few at a time, and none while many triggers start.
 
-    The supervisor serves one request after the other, about 40 a second. Hundreds of triggers that ask at the same
-    moment (after a takeover, say) would wait for longer than a request may take, give up and ask again, while it still
-    answers what is no longer waited for. So requests queue here, where their time does not run yet. Requests that
-    are made for all triggers together do not queue: there are only a few of them at any time.
+    The supervisor serves one request after the other, about 40 a second. After a takeover, hundreds of triggers ask at
+    the same moment. They would wait longer than a request may take, give up and ask again, while the supervisor still
+    answers the requests that were given up. So requests queue here, before their time limit begins. Requests that are
+    made for all triggers together do not queue: there are only a few of them at any time.
 
-    The supervisor reads the log lines of triggers, too: 4 kB of them for each request that it serves, and none for the
+    The supervisor also reads the log lines of triggers: 4 kB of them for each request that it serves, and none for the
     four seconds in which it loads the API server's code for its first answer. Airflow logs a line for each trigger
-    that starts. After some two hundred that were not read, the socket is full, and the next log line blocks the event
-    loop. So while many triggers start, nothing is asked.
+    that starts. After about two hundred unread lines the socket is full, and the next log line blocks the event loop.
+    So no requests are made while many triggers start.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
-"""Serves the files of the page, and says where Airflow shows it.
+"""The server of the page's files, and the places where Airflow shows the page.
 
-Nothing is known here: the files are the same for everybody, and are served without a login, as those of Airflow's own
-interface are. In the browser they ask Airflow's public REST API, with the session of the user who looks at them. So
-users see no more on the page than Airflow shows them elsewhere.
+The files contain no data: they are the same for all users, and are served without a login, like those of Airflow's own
+interface. In the browser they ask Airflow's public REST API, with the session of the user who looks at them. So users
+see no more on the page than Airflow shows them elsewhere.
 
-Airflow imports its plugins in each of its processes, tasks included. What serves files is imported by the first
-request, which only an API server gets.
+Airflow imports its plugins in each of its processes, tasks included. The code that serves files is imported by the
+first request, which only an API server gets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RUN_VIEW: Final = {
     "url_route": "sqs-leases-of-run",
     **_ICONS,
 }
-"""The tab of a run; Airflow fills in, encoded, which one."""
+"""The tab of a run; Airflow fills in the run, encoded."""
 
 HEADERS: Final = {
     # Everything comes from this server; nothing is inline, and only Airflow itself may frame it.
@@ -54,7 +54,7 @@ HEADERS: Final = {
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
-    # Asked for again after an update; an unchanged file is answered by 304.
+    # Browsers ask again each time, so that they get new files after an update; an unchanged file costs a 304.
     "cache-control": "no-cache",
 }
 

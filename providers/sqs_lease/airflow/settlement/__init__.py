@@ -1,1 +1,1 @@
-"""Which messages are deleted and which go back, decided from the states of the work."""
+"""The decision, from the states of the work, which messages are deleted and which are given back."""

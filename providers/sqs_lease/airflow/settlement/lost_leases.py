@@ -1,4 +1,4 @@
-"""What a user wants to happen when leases are lost, lapse or near their end: as a value, and the callback's calls.
+"""The option ``on_lost``: the action when leases are lost, lapse or near their end, and the calls of the callback.
 
 An ``AsyncCallback`` is called in the triggerer, within about a second. Leases that are lost together make one call. It
 is called with its own ``kwargs`` and, as Airflow calls such callbacks, with ``context``:
@@ -8,11 +8,11 @@ is called with its own ``kwargs`` and, as Airflow calls such callbacks, with ``c
      "lease_event": "lost" | "lapsed" | "ending",
      "message_ids": [...]}
 
-It must be a notifier with an ``async_notify``, or an ``async`` function with a parameter ``context``: what was not
-written as a callback (``os.system``, ``asyncio.create_subprocess_shell``) is neither taken when the DAG is parsed nor
-called by a triggerer, whatever its stored arguments say. The triggerer must be able to import its module, so that is
-not the DAG file itself, nor a module beside it: a triggerer has no DAG bundles. Where it cannot import the module, the
-keeper's log says so at once. What a callback raises is logged, and changes nothing.
+It must be a notifier with an ``async_notify``, or an ``async`` function with a parameter ``context``. Other functions
+(``os.system``, ``asyncio.create_subprocess_shell``) are refused when the DAG is parsed, and again by the triggerer,
+because a user may have changed the stored arguments. The triggerer must be able to import its module, so that is not
+the DAG file itself, nor a module beside it: a triggerer has no DAG bundles. If it cannot import the module, the
+keeper's log says so at once. An exception of a callback is logged, and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARN: Final = "warn"
 RAISE: Final = "raise"
 
 OnLost: TypeAlias = Literal["warn", "raise"] | AsyncCallback
-"""What happens when a lease is lost, lapses or nears its end."""
+"""The action when a lease is lost, lapses or nears its end."""
 
 GATHERING_SECONDS: Final = 0.5
 """How long events of one kind are gathered for one call: leases taken together end together."""
@@ -98,10 +98,10 @@ _CONTEXT: Final = "context"
 
 
 class LostLeases:
-    """Calls the callback. Whether this triggerer can import it is said at once, not only when a lease is lost.
+    """The calls of the callback. It is imported at once, so that a failure is logged before a lease is lost.
 
     Args:
-        callback: What :func:`encode_on_lost` returned for it.
+        callback: The callback, as :func:`encode_on_lost` returned it.
         task: The keeper's task.
         queue_url: The queue.
     """

@@ -1,16 +1,16 @@
 """Translates the states of Airflow's task instances into units of work, for :mod:`sqs_lease.core.verdict`. Pure.
 
-:func:`work_tasks` finds out from a DAG which tasks work on the messages of a lease, and which messages each of them
+:func:`work_tasks` finds in a DAG the tasks that work on the messages of a lease, and the messages that each of them
 concerns; :class:`Judgement` decides by their states.
 
-Which messages a task instance concerns:
+The messages that a task instance concerns:
 
 - All of the batch, unless its task works on the messages one by one: then map index ``i`` concerns message ``i`` alone.
-  Such a task is mapped over the messages themselves, or it is *chained*: mapped over what another such task returned.
-- Airflow leaves out of a chained task the messages for which that one returned nothing, so that the indexes shift. So
-  it counts as one by one only where it has as many instances as there are messages.
+  Such a task is mapped over the messages themselves, or it is *chained*: mapped over the results of another such task.
+- If a task returns nothing for a message, Airflow makes no instance of the chained task for it, and the indexes shift.
+  So a chained task counts as one by one only if it has as many instances as there are messages.
 
-What its state says:
+The meaning of its state:
 
     success                    done with all but the messages that its return value names in ``batchItemFailures``
     failed                     failed what it concerns; with ``MessageFailed(ids)`` those only, and done with the others
@@ -18,17 +18,17 @@ What its state says:
     upstream_failed, removed   blocked
     any other, or no state     open; with retries left a task that failed is ``up_for_retry``
 
-A success or failure is unknown until its report was read: the return value, or what the worker left of the exception.
-Some need no reading: a task that leaves no return value, and a failed instance that concerns one message, where the
+A success or failure is unknown until its report was read: the return value, or the worker's report of the exception.
+Some need no reading: a task that leaves no return value, and a failed instance that concerns one message, if the
 exception does not matter.
 
-Airflow says ``skipped`` as well of work that had not begun when a user marked its run. That was not done, and no
-message is at fault. What tells the two apart is that a DAG skips a task for few reasons: the task skips itself while it
-runs, which its worker reports; tasks before it were skipped; a task before it chooses what runs, or it runs where
-others fail; or it is mapped over nothing. Where one of these may be the reason, there was nothing to do.
+Airflow also gives the state ``skipped`` to work that had not begun when a user marked its run. That work was not done,
+and no message is at fault. The two can be told apart, because a DAG skips a task for few reasons: the task skips itself
+while it runs, which its worker reports; tasks before it were skipped; a task before it chooses what runs, or it runs
+when others fail; or it is mapped over an empty list. If one of these may be the reason, there was nothing to do.
 
-Where all instances of a mapped task are ``removed``, its work was not done, and no message is at fault: a cleared run
-had nothing to map over after it had something before, or the task was taken out of the DAG.
+If all instances of a mapped task are ``removed``, its work was not done, and no message is at fault: in a cleared run
+the list that it is mapped over became empty, or the task was taken out of the DAG.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FAILED: Final = "failed"
 SKIPPED: Final = "skipped"
 _REMOVED: Final = "removed"
 _OVER_NOTHING: Final = "removed, all instances"
-"""Not a state of Airflow's: of a task that had instances before its run was cleared, and has none now."""
+"""The state, not one of Airflow's, of a task that had instances before its run was cleared, and now has no more."""
 
 _ENDS: Final[Mapping[str | None, End]] = {
     SUCCESS: End.DONE,
@@ -87,12 +87,12 @@ class WorkTask:
         task_id: Its id in the DAG.
         mapped: Whether its instances have map indexes, its own or those of a mapped task group.
         per_message: Whether map index ``i`` works on message ``i`` alone.
-        chained: Whether that hangs on a result for each message: it is mapped over what a task that works on the
-            messages one by one returned.
+        chained: Whether that requires a result for each message: it is mapped over the results of a task that works on
+            the messages one by one.
         returns: Whether it leaves a return value that may name failed messages.
-        skipped_behind: The tasks of the work for whose skip the DAG skips it as well. None where the DAG may do so for
-            other reasons that its states do not show.
-        skipped_behind_all: Whether it is skipped only where all of these were; otherwise one is enough.
+        skipped_behind: The work tasks that make the DAG skip this one when they are skipped. None if the DAG may skip
+            it for other reasons that its states do not show.
+        skipped_behind_all: Whether it is skipped only if all of these were; otherwise one is enough.
     """
 
     task_id: str
@@ -106,7 +106,7 @@ class WorkTask:
 
 @dataclass(frozen=True, slots=True)
 class _Skip:
-    """How a skipped instance counts.
+    """The meaning of a skipped instance.
 
     Attributes:
         end: SKIPPED or NOT_DONE.
@@ -118,7 +118,7 @@ class _Skip:
 
 
 def ended_as(instance: InstanceKey, state: str | None) -> Failure:
-    """Return why messages failed of which an instance said nothing more than its state."""
+    """Return why messages failed, for an instance of which only the state is known."""
     return Failure(f"task {_shown(instance)} ended as {state}")
 
 
@@ -140,20 +140,20 @@ def concerned(task: WorkTask, map_index: int, message_ids: Sequence[str], states
 
 
 class Judgement:
-    """What the work's states and reports say at one moment; decisions on any of the messages follow from it.
+    """The states and reports of the work at one moment, and the decisions on messages that follow from them.
 
     Args:
         work: The tasks that work on the messages.
         states: The states of their instances in the run.
         reports: The reports of instances that were read so far.
         message_ids: The messages of the batch, in the order of the batch.
-        read_failures: Whether instances that fail leave a report; otherwise they fail whatever they concern.
+        read_failures: Whether instances that fail leave a report; otherwise they fail all messages that they concern.
         by_exception: Whether it matters by which exception a message failed.
         skipped_themselves: Whether instances that were skipped did it themselves, as far as their reports were read.
         returned: The tasks of which an instance returned something, as far as that was read.
 
     Attributes:
-        unread: Instances that ended and whose report must be read, as far as decisions needed them so far.
+        unread: Ended instances with reports that must be read, as far as decisions needed them so far.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Judgement:
         self._returned = returned
         self._skips: dict[InstanceKey, _Skip] = {}
         self._one_by_one = tasks_one_by_one(work, len(message_ids), states)
-        self._missing: dict[str, str | None] = {}  # the states of instances that there are not, by task
+        self._missing: dict[str, str | None] = {}  # the states of instances that do not exist, by task
         self._tally = Tally()
         self._unread_skips: dict[InstanceKey, None] = {}  # of instances that concern all messages
         for task in work:
@@ -188,14 +188,14 @@ class Judgement:
                     self._unread_skips |= dict.fromkeys(self._take(task, instance, state))
 
     def holds_all(self) -> bool:
-        """Whether every message goes on being held, whatever it is."""
+        """Whether every message of the batch is still held."""
         return not self._one_by_one and self._tally.holds_all()
 
     def on(self, held: Iterable[int]) -> dict[int, Decision]:
         """Decide on the messages at some positions; the cost depends on these positions only.
 
         Returns:
-            What to do with those that are not held any longer, by position.
+            The decisions on those that are no longer held, by position.
         """
         decisions: dict[int, Decision] = {}
         in_doubt = False
@@ -207,7 +207,7 @@ class Judgement:
                 unread += self._take(task, instance, state, message_id)
             decision = self._tally.decision(message_id)
             if decision is Action.DELETE and (unread or self._unread_skips):
-                # For any other decision it does not matter why something was skipped.
+                # For other decisions the reason of a skip does not matter.
                 self.unread |= dict.fromkeys(unread)
                 in_doubt = True
             elif decision is not Action.HOLD:
@@ -232,7 +232,7 @@ class Judgement:
         return skip.unread
 
     def _skip(self, task: WorkTask, instance: InstanceKey) -> _Skip:
-        """Why an instance was skipped."""
+        """Find out whether a skipped instance had nothing to do, or was not done."""
         if instance not in self._skips:
             self._skips[instance] = self._skip_by_reports(task, instance)
         return self._skips[instance]
@@ -241,7 +241,7 @@ class Judgement:
         if not self._read_failures or task.skipped_behind is None:
             return _Skip()
         if reasons := self._skipped_before(task, instance):
-            # It was skipped like these. Those that were not done show that a user marked the run.
+            # It was skipped for the same reason as these. If they were not done, a user marked the run.
             skips = [self._skip(*reason) for reason in reasons]
             if any(skip.end is End.NOT_DONE for skip in skips):
                 return _Skip(End.NOT_DONE)
@@ -254,7 +254,7 @@ class Judgement:
         return _Skip(End.SKIPPED if self._skipped_themselves[instance] else End.NOT_DONE)
 
     def _is_over_something(self, task: WorkTask) -> bool:
-        """Whether what a task is mapped over is known not to be empty, as the messages never are.
+        """Whether a task is certainly not mapped over an empty list; the messages are never empty.
 
         The result for a message was read before the message is deleted, so a chained task is known to have work for it.
         """
@@ -264,9 +264,9 @@ class Judgement:
         return any(other.per_message and other.task_id in self._returned for other in before)
 
     def _skipped_before(self, task: WorkTask, instance: InstanceKey) -> Sequence[tuple[WorkTask, InstanceKey]]:
-        """The skipped instances for which the DAG skips another one as well."""
+        """Return the skipped instances that made the DAG skip another one as well."""
         if state_key(instance) not in self._states:
-            # It is missing because its task was not expanded again, but for the same reason as the others.
+            # It is missing because its task was not expanded again; it was skipped for the same reason as the others.
             return [(task, other) for other, state in _instances(task, self._states) if state == SKIPPED]
         before: list[tuple[WorkTask, InstanceKey, str | None]] = []
         for other in (self._tasks[task_id] for task_id in task.skipped_behind or ()):
@@ -279,7 +279,7 @@ class Judgement:
         return [(other, found) for other, found, state in before if state == SKIPPED]
 
     def _unit(self, task: WorkTask, instance: InstanceKey, state: str | None, message_id: str | None = None) -> Unit:
-        """One instance, for all messages or for one."""
+        """Make the unit of work of one instance, for all messages or for one."""
         concerns = None if message_id is None else (message_id,)
         end = _ENDS.get(state, End.OPEN)
         if not self._has_report(task, instance, end, is_alone=concerns is not None and instance[1] != UNMAPPED):
@@ -293,13 +293,13 @@ class Judgement:
         return Unit(End.DONE, concerns, failed=report)
 
     def _has_report(self, task: WorkTask, instance: InstanceKey, end: End, *, is_alone: bool) -> bool:
-        """Whether how an instance ended is said by its report; ``is_alone``: it concerns one message."""
+        """Whether a report says how an instance ended; ``is_alone``: it concerns one message."""
         if end is End.FAILED:
             return self._read_failures and (not is_alone or self._by_exception or instance in self._reports)
         return end is End.DONE and task.returns
 
     def _instance_of_message(self, task: WorkTask, position: int) -> tuple[InstanceKey, str | None]:
-        """The instance that works on one message; before the task was expanded, the task itself."""
+        """Return the instance that works on one message; before the task was expanded, the task itself."""
         own = (task.task_id, position)
         if (key := state_key(own)) in self._states:
             return own, self._states[key]
@@ -311,17 +311,17 @@ class Judgement:
 
 
 def tasks_one_by_one(work: Iterable[WorkTask], messages: int, states: TaskStates) -> Sequence[WorkTask]:
-    """The tasks whose map index ``i`` works on message ``i`` alone, as far as their instances show so far."""
+    """Return the tasks of which map index ``i`` works on message ``i`` alone, judging by their instances so far."""
     return [task for task in work if _is_one_by_one(task, messages, states)]
 
 
 def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states: TaskStates) -> frozenset[int] | None:
-    """Return the positions of the messages about which new states may say something new; None: of all messages."""
+    """Return the positions of the messages that new states may change; None: all messages."""
     one_by_one = tasks_one_by_one(work, messages, states)
     if one_by_one != tasks_one_by_one(work, messages, before):
         return None
     if not all(task.task_id in states or _has_all_instances(task, messages, states) for task in one_by_one):
-        # What becomes of a message without an instance of its own follows from those of others.
+        # The outcome of a message without an instance of its own follows from the instances of others.
         return None
     prefixes = {task.task_id for task in one_by_one}
     positions = set()
@@ -339,10 +339,10 @@ def affected(work: Sequence[WorkTask], messages: int, before: TaskStates, states
 
 
 def _is_one_by_one(task: WorkTask, messages: int, states: TaskStates) -> bool:
-    """Whether map index ``i`` of a task is message ``i``, as far as its instances show so far."""
+    """Whether map index ``i`` of a task is message ``i``, judging by its instances so far."""
     if not task.per_message:
         return False
-    # Before it was expanded it stands under its own name, and concerns all in the same way.
+    # Before the task was expanded, the answer has it under its own name, and it concerns all in the same way.
     return not task.chained or task.task_id in states or _has_all_instances(task, messages, states)
 
 
@@ -352,10 +352,10 @@ def _has_all_instances(task: WorkTask, messages: int, states: TaskStates) -> boo
 
 
 def _instances(task: WorkTask, states: TaskStates) -> Iterable[tuple[InstanceKey, str | None]]:
-    """All instances of a task that the answer knows; a task without any is no longer part of the run.
+    """Yield all instances of a task in Airflow's answer; a task without any is no longer part of the run.
 
-    Removed instances are left out, unless there are no others. Then a cleared run mapped the task over nothing, which a
-    task that is mapped over the messages themselves never is; or the task was taken out of the DAG.
+    Removed instances are left out, unless there are no others. Then a cleared run mapped the task over an empty list,
+    which cannot happen over the messages themselves; or the task was taken out of the DAG.
     """
     found: dict[InstanceKey, str | None] = {}
     if task.task_id in states:
@@ -371,10 +371,10 @@ def _instances(task: WorkTask, states: TaskStates) -> Iterable[tuple[InstanceKey
 
 
 def _state_of_missing(task: WorkTask, states: TaskStates) -> str | None:
-    """What counts as the state of an instance that the answer does not know, of a task that was expanded.
+    """Return the state to assume for an instance of an expanded task that Airflow's answer does not have.
 
     In a cleared run Airflow makes it just before the first of the others runs, so it may still be made while one of
-    them has not ended. Where they were all skipped it would have been skipped as well.
+    them has not ended. If they were all skipped, it would have been skipped as well.
     """
     others = {state for _, state in _instances(task, states)}
     if others <= {SKIPPED}:
@@ -394,7 +394,7 @@ _SKIPS_BEHIND_ALL: Final = frozenset({"one_success", "one_done", "none_failed_mi
 """The trigger rules by which Airflow skips a task when all of those before it were skipped."""
 
 _SKIPS_NOTHING: Final = frozenset({"none_failed", "all_done", "always"})
-"""The trigger rules by which Airflow never skips a task."""
+"""The trigger rules by which Airflow never skips a task because others were skipped."""
 
 
 def begins_again(receiving: RunOfTask, states: TaskStates) -> bool:
@@ -458,7 +458,7 @@ def maps_over_messages(task: Any, receive_task_id: str) -> bool:
 
 
 def continues_messages(task: Any, receive_task_id: str) -> bool:
-    """Whether a task is expanded over the results of one that works on the messages one by one."""
+    """Whether a task is expanded over the results of a task that works on the messages one by one."""
     source = _one_source(task)
     return source is not None and (
         maps_over_messages(source, receive_task_id) or continues_messages(source, receive_task_id)
@@ -466,8 +466,8 @@ def continues_messages(task: Any, receive_task_id: str) -> bool:
 
 
 def _one_source(task: Any) -> Any:
-    """The task whose return value another one is expanded over, item by item; None for any other expansion."""
-    # A mapped task in a mapped group does not exist (yet), so one of the two is all there is.
+    """Return the task with the return value that another one is expanded over, item by item; None for others."""
+    # Airflow has no mapped tasks in mapped groups (yet), so only one of the two is mapped.
     expanded = task if task.is_mapped else _mapped_group(task)
     source = None if expanded is None else mapped_over(expanded)
     if source is None:
@@ -477,7 +477,7 @@ def _one_source(task: Any) -> Any:
 
 
 def _mapped_group(task: Any) -> MappedTaskGroup | None:
-    """The closest mapped group around a task."""
+    """Return the closest mapped group around a task."""
     group = task.task_group
     while group is not None and not isinstance(group, MappedTaskGroup):
         group = group.parent_group
@@ -498,7 +498,10 @@ def _work_task(task: Any, receive_task_id: str, work_task_ids: Collection[str]) 
 
 
 def _skipped_behind(task: Any, receive_task_id: str, work_task_ids: Collection[str]) -> tuple[str, ...] | None:
-    """The work tasks for whose skip a task is skipped; None if that may have other reasons, but for itself."""
+    """Return the work tasks that make a task skipped when they are; None if there may be further reasons.
+
+    A skip by the task itself is not among these reasons: its worker reports it.
+    """
     others = task.upstream_task_ids - {receive_task_id}
     setups = {setup.task_id for setup in task.get_upstreams_only_setups()} - {receive_task_id}
     rule = task.trigger_rule
@@ -514,17 +517,17 @@ def _skipped_behind(task: Any, receive_task_id: str, work_task_ids: Collection[s
 
 
 def _chooses(task: Any) -> bool:
-    """Whether a task may skip those behind it, as branches and short circuits do."""
+    """Whether a task may skip tasks behind it, as branches and short circuits do."""
     return hasattr(_class(task), "skip_all_except")  # of a SkipMixin, which providers may have a copy of
 
 
 def _is_branch(task: Any) -> bool:
-    """Whether a task chooses a branch: what it returns are task ids."""
+    """Whether a task chooses a branch: its return value is task ids."""
     return issubclass(_class(task), BranchMixIn)
 
 
 def _class(task: Any) -> type:
-    """The operator's class, which a mapped task is not an instance of."""
+    """Return the operator's class; a mapped task is not an instance of it."""
     found: type = task.operator_class if task.is_mapped else type(task)
     return found
 
@@ -532,13 +535,13 @@ def _class(task: Any) -> type:
 def _returns_nothing(task: Any) -> bool:
     """Whether a task's function is annotated as one that returns nothing.
 
-    What a decorator around it returns is not known by its annotation.
+    The annotation says nothing about the return value of a decorator around it.
     """
     function = getattr(task, "python_callable", None)
     if function is None and task.is_mapped:
         function = task.partial_kwargs.get("python_callable")
     annotations = getattr(function, "__annotations__", {})
-    # As it stands in a module with postponed annotations, or as it is.
+    # "None" in a module with postponed annotations, else None.
     return annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__")
 
 

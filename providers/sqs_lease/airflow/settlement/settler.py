@@ -1,30 +1,30 @@
 """Settles the messages of a held batch as the work tasks that concern them end.
 
-:class:`Work` knows what the work says of each message: by the states of its tasks, failure signals, and reports, read
-as needed. A report is the return value of an instance that succeeded, or what a worker left of the exception of one
-that failed, or its word that one skipped itself. A signal says that an instance failed before Airflow's own state does
+:class:`Work` knows the state of the work on each message: by the states of its tasks, failure signals, and reports,
+read as needed. A report is the return value of an instance that succeeded, or the worker's note on the exception of one
+that failed, or its note that one skipped itself. A signal says that an instance failed, before Airflow's own state does
 (:mod:`sqs_lease.airflow.failures`).
 
 :class:`Settler` turns that into settlements, by the failure rule and the order of message groups.
 :class:`BatchProgress` writes them down before they are made.
 
-With thousands of mapped instances most answers of Airflow say something new of a few messages, so only those are
-decided on again. Each report costs Airflow's supervisor about 20 ms: a few are read before the states are looked at
-again, and none where it changes nothing.
+With thousands of mapped instances, most answers of Airflow change only a few messages, so only those are decided on
+again. Each report costs Airflow's supervisor about 20 ms: a few are read before the states are looked at again, and
+only reports that can change a decision.
 
-**The progress note** (:data:`PROGRESS_KEY`) says what was settled and how long the leases last. A trigger writes
-settlements before it makes them, so that no other process extends what this one is giving away. It writes the deadline
-of the leases after extensions: a process that takes over then knows that the leases hold, and may release what fails.
+**The progress note** (:data:`PROGRESS_KEY`) has the settlements and the deadline of the leases. A trigger writes
+settlements before it makes them, so that no other process extends a message that this one is giving back. It writes the
+deadline after extensions: a process that takes over then knows that the leases hold, and may release failed messages.
 Airflow deletes a task's XComs when its next try begins. So the note is an XCom of the receiving task: it is there for
 each try of the keeper, and when the receiving task itself begins again, there is another batch. A process that does not
 know yet that a run was cleared may still write a note. So each names its batch, and readers ignore notes about other
 batches.
 
-**The page** *SQS leases* shows the :class:`BatchStatus` in the note, and before there is one what the keeper's task
-wrote (:data:`KEEPS_KEY`). The note is written for the page alone only when something was settled. There are neither
-message ids nor bodies nor receipt handles in it, and only the page reads it.
+**The page** *SQS leases* shows the :class:`BatchStatus` in the note, and before the first note the one that the
+keeper's task wrote (:data:`KEEPS_KEY`). For the page alone, the note is written only when something was settled. The
+status has neither message ids nor bodies nor receipt handles, and only the page reads it.
 
-**The report** is the keeper's XCom at the end: counts, and message ids by outcome where they are not too many.
+**The report** is the keeper's XCom at the end: counts, and message ids by outcome if they are not too many.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ from sqs_lease.keeper.plain_leases import WrittenBatch
 logger = logging.getLogger(__name__)
 
 AFTER_STALL_SECONDS: Final = 5.0
-"""How long nothing is settled after this process stood still: by then Airflow has told it what runs elsewhere."""
+"""Time without settlements after this process stood still: by then Airflow has told it which triggers run elsewhere."""
 
 SHOWN_MESSAGES: Final = 5
-"""So many messages that failed are named in a line of the log."""
+"""The number of failed messages that a line of the log names."""
 
 _MAP_INDEX: Final = re.compile(r"\[\d+\]")
 
@@ -116,22 +116,22 @@ _OUTCOMES: Final[Mapping[type, Outcome]] = {
 
 
 class Settler:
-    """Decides on the messages of one batch and settles them, until no lease is left.
+    """The settlement of one batch: decides on its messages and settles them, until no lease is left.
 
     Args:
         task: The keeper's task.
         receive_task: The task that received, whose XComs have the progress note.
-        batch: The batch, which goes on being extended by its keeper.
+        batch: The batch; its keeper goes on extending it.
         leases: All leases of the batch in the order of the messages, those settled earlier included.
         work: The tasks that work on the messages.
-        on_failure: What becomes of failed messages.
+        on_failure: The rule for failed messages.
         clock: Source of time.
-        inherited: What another process settled and counted before.
+        inherited: The settlements and counts of processes before this one.
         signals: The signals by which workers report failures; None if they do not report them.
         ordered: Whether the messages of a FIFO group are settled in their order.
 
     Attributes:
-        progress: What became of the messages so far.
+        progress: The outcomes of the messages so far.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Settler:
         self._clock = clock
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
         self._random = Random()
-        # Positions that are held, and about which nothing was decided.
+        # Positions of messages that are held and undecided.
         self._open = dict.fromkeys(position for position in range(len(leases)) if position not in inherited.settled)
         self._held_back: frozenset[int] = frozenset()  # decided, but behind others of their group
         self._look_again = False
@@ -178,14 +178,14 @@ class Settler:
                 self._groups.setdefault(lease.message_group_id, []).append(position)
 
     def watched_tasks(self) -> list[str]:
-        """The tasks whose states must be watched: the work, the keeper itself, and the task that received."""
+        """Return the tasks to watch: the work, the keeper itself, and the task that received."""
         return [self._task.task_id, self._receive_task.task_id, *(task.task_id for task in self._work.tasks)]
 
     async def run(self, watch: StateWatch) -> bool:
         """Settle as the work ends, unless the receiving task is cleared: its new work is not about this batch.
 
-        Airflow does not end the trigger of a cleared keeper before that task is scheduled again. So this looks itself,
-        for what is left to be released at once: for the new try, and before the end of new work could delete it.
+        Airflow ends the trigger of a cleared keeper only when that task is scheduled again. So this method looks for
+        the clear itself. The caller then releases the rest at once, before new work could end and delete it.
 
         Returns:
             Whether each message was settled or lost.
@@ -196,7 +196,7 @@ class Settler:
             while self._open:
                 states = await watch.next()
                 if begins_again(self._receive_task, states):
-                    # By two answers: one that lacks the task for any other reason must not give messages away.
+                    # Two answers are needed: a single one may lack the task for another reason.
                     cleared_in = watch.answers if cleared_in is None else cleared_in
                     if watch.answers > cleared_in:
                         return False
@@ -207,7 +207,7 @@ class Settler:
                     await self.progress.write_if_due()
             if self._settling:
                 await asyncio.gather(*self._settling)
-            await self.progress.write_corrections()  # no other process is to take for settled what was refused
+            await self.progress.write_corrections()  # other processes must not take refused settlements for settled
             watch.finished()
             return True
         finally:
@@ -216,9 +216,9 @@ class Settler:
             self._flush_log()
 
     async def look_once(self, states: TaskStates) -> None:
-        """Settle what is decided by some states, and wait until that is done.
+        """Settle the messages that some states decide, and wait for the end of that.
 
-        It is for ``dag.test()``: no other process can hold the batch there, and nothing goes on while this does.
+        It is for ``dag.test()``: other processes cannot hold the batch there, and nothing else runs meanwhile.
         """
         self._take_in_what_ended()
         if self._open:
@@ -241,7 +241,7 @@ class Settler:
             log.flush()
 
     def _take_in_what_ended(self) -> None:
-        """Take in what ended before this settler was told: from now on it learns of each."""
+        """Take in the leases that ended before this settler began to receive events."""
         if self._batch.count_held() == len(self._open):
             return  # a look at each of 50 000 takes 0.1 s
         outcomes = self._batch.outcomes()
@@ -255,8 +255,10 @@ class Settler:
     def _may_settle(self, states: TaskStates, watch: StateWatch) -> bool:
         """Whether this process is certainly the one that holds the batch.
 
-        A keeper that is no longer deferred was cleared or marked, or ended in another triggerer while this
-        one stood still. After a stall only what was asked since counts, however long the answer took.
+        A keeper that is no longer deferred was cleared or marked, or ended in another triggerer while this one stood
+        still. After a stall only answers to questions asked since then count, however long they took. A release by a
+        process that no longer holds the batch would be harmful: on a standard queue, SQS lets a stale receipt make the
+        next holder's message visible.
         """
         stalled_until = watch.stalls.last_ended_at()
         has_heard = self._clock.now() >= stalled_until + AFTER_STALL_SECONDS
@@ -264,7 +266,7 @@ class Settler:
         return is_current and states.get(self._task.task_id) == "deferred"
 
     async def _look(self, states: TaskStates, watch: StateWatch) -> None:
-        """Decide and settle, unless nothing is new since the last look: with many keepers that is nearly always so."""
+        """Decide and settle, unless nothing is new since the last look, as is usual with many keepers."""
         signals = watch.signals
         if not self._look_again and not self._work.has_news(states, signals):
             return
@@ -273,7 +275,7 @@ class Settler:
         self._work.acted_on(signals, watch)
 
     async def _settle_what_is_decided(self, states: TaskStates, turn: asyncio.Semaphore) -> None:
-        """Decide on the messages of which new states, and then new reports, say something, and settle them."""
+        """Decide on the messages that new states, and then new reports, may change, and settle them."""
         news = self._work.news_in(states)
         while True:
             positions = list(self._open) if news is None else sorted(self._open.keys() & (news | self._held_back))
@@ -291,18 +293,19 @@ class Settler:
             rule = self._on_failure.matching(decision.errors)
             reason = f"{decision.reason} in run {self._task.run_id} of DAG {self._task.dag_id}"
             if decision.detail:
-                # It comes first: a reason that is too long is cut off at its end.
+                # The detail comes first: a reason that is too long is cut off at its end.
                 reason = f"{decision.detail} ({reason})"
         receive_count = self._leases[position].receive_count
         return rule.settlement(receive_count=receive_count, reason=reason, random=self._random)
 
     async def _begin(self, decisions: Mapping[int, Decision]) -> None:
-        """Write down what is about to be settled, and begin it: a thousand messages at a time."""
+        """Write settlements down, and begin them: a thousand messages at a time."""
         settlements: dict[int, Settlement] = {}
         for some in _slices(list(decisions)):
             settlements |= {
                 position: self._settlement(position, decisions[position]) for position in some if position in self._open
             }
+            # Other triggers run in between: thousands of messages in one round would delay their extensions.
             await asyncio.sleep(0)
         if self._ordered:
             settlements = self._in_group_order(settlements)
@@ -331,12 +334,12 @@ class Settler:
             self._settling.discard(settling)  # those that failed are raised at the end
 
     def _log_failure(self, position: int, failure: Failure) -> None:
-        # The instances of a mapped task fail alike, each with its index in the reason: the first one is shown.
+        # The instances of a mapped task fail in the same way, with their index in the reason: the first is shown.
         kind = _MAP_INDEX.sub("", failure.reason)
         self._failed_work.line(kind, partial(_FailedWork, failure.reason)).add(self._message_ids[position])
 
     def _in_group_order(self, settlements: Mapping[int, Settlement]) -> dict[int, Settlement]:
-        """What may be settled now of the messages of a FIFO queue, and how; the rest is held back."""
+        """Return the settlements that the order of a FIFO queue allows now; the rest is held back."""
         groups = {self._leases[position].message_group_id for position in settlements}
         leases = [self._leases[position] for position in sorted(chain(*(self._groups[group] for group in groups)))]
         by_receipt = {self._leases[position].receipt: settlements[position] for position in sorted(settlements)}
@@ -397,7 +400,7 @@ _LEAVES_REPORT: Final = frozenset({SUCCESS, FAILED, SKIPPED})
 
 
 class Work:
-    """The work on one batch, as far as it is known.
+    """The known state of the work on one batch.
 
     Args:
         task: Any task of the run.
@@ -431,11 +434,11 @@ class Work:
         self._judged: TaskStates | None = None  # the same with what signals say
 
     def has_news(self, states: TaskStates, signals: frozenset[str]) -> bool:
-        """Whether an answer says anything new, or a report is still to be read."""
+        """Whether an answer is new, or a report is still to be read."""
         return states != self._looked_at or not signals <= self._taken_signals or bool(self._unread)
 
     async def with_signals(self, states: TaskStates, signals: frozenset[str], watch: StateWatch) -> TaskStates:
-        """Take in an answer, and return the states with those of the instances whose failure was signalled."""
+        """Take in an answer; return the states, with instances whose failure was signalled as failed."""
         if self._signals is not None:
             await self._take_signals(self._signals, signals, states, watch)
         self._looked_at = states
@@ -447,7 +450,7 @@ class Work:
         watch.acted_on(self._taken_signals & signals)
 
     def news_in(self, states: TaskStates) -> frozenset[int] | None:
-        """Return the positions of the messages of which states say something new since the last call; None: of all."""
+        """Return the positions of the messages that states may change since the last call; None: all."""
         before, self._judged = self._judged, states
         return None if before is None else affected(self.tasks, len(self._message_ids), before, states)
 
@@ -479,8 +482,8 @@ class Work:
             turn: Held during each request.
 
         Returns:
-            The positions of the messages of which they may say something; None: of all. Empty where there is nothing
-            to read, or where nothing can be read now.
+            The positions of the messages that they may change; None: all. Empty if there is nothing to read, or if
+            nothing can be read now.
         """
         instances = self._next_unread(states)
         for number, instance in enumerate(instances):
@@ -490,7 +493,7 @@ class Work:
             except CommsError as error:
                 logger.warning("The report of %s[%d] cannot be read yet: %s", *instance, error)
                 self._unread |= dict.fromkeys(instances[number:])
-                # Those that were read are decided on now: no other news would bring them back here.
+                # Decided on now, because no later news would bring the reports that were read back here.
                 return self._positions(instances[:number], states)
         return self._positions(instances, states)
 
@@ -528,7 +531,7 @@ class Work:
             except CommsError as error:
                 logger.warning("The report of a failed task cannot be read yet: %s", error)
                 return
-            # Airflow removes the report when the task starts again, so without it the signal is old.
+            # Airflow removes the report when the task starts again, so a signal without a report is old.
             if instance is not None and report is not None:
                 self._take_failure(instance, states, report)
                 self._signalled.add(state_key(instance))
@@ -553,17 +556,17 @@ class Work:
         instances: list[InstanceKey] = []
         while self._unread and len(instances) < READS_AT_ONCE:
             instance, _ = self._unread.popitem()
-            # One that was cleared meanwhile leaves another report.
+            # An instance that was cleared meanwhile will leave another report.
             if states.get(state_key(instance)) in _LEAVES_REPORT:
                 instances.append(instance)
         return instances
 
     def _positions(self, instances: Iterable[InstanceKey], states: TaskStates) -> frozenset[int] | None:
-        """The messages that the reports of some instances may be about; None: all."""
+        """Return the positions of the messages that the reports of some instances may be about; None: all."""
         one_by_one = {task.task_id for task in tasks_one_by_one(self.tasks, len(self._message_ids), states)}
         positions = set()
         for task_id, map_index in instances:
-            # Why one was skipped may be why others were, that work on other messages.
+            # Instances that work on other messages may have been skipped for the same reason.
             is_skipped = states.get(state_key((task_id, map_index))) == SKIPPED
             if task_id not in one_by_one or map_index == UNMAPPED or is_skipped:
                 return None
@@ -575,26 +578,26 @@ PROGRESS_KEY: Final = "settled"
 """The XCom key of a batch's progress; the page of leases reads it, too."""
 
 DEADLINE_NOTE_SECONDS: Final = 15.0
-"""Shortest time between two notes of the leases' deadline, and the least that should be left of what was noted.
+"""Shortest time between two notes of the leases' deadline, and the least time that should be left of a noted deadline.
 
-A trigger that takes over takes leases for lapsed when the note that it finds is older than they are. Then it neither
-releases what fails nor counts as surely deleted what succeeds.
+A trigger that takes over believes a deadline only as far as it was noted. Past a noted deadline it takes leases for
+lapsed: it does not release failed messages, and counts deletions as uncertain.
 """
 
 KEEPS_KEY: Final = "keeps"
-"""The XCom key by which a keeper's task says which task received its batch, and how that stood when it began."""
+"""The XCom key of a keeper's note: the task that received its batch, and the batch's status when the keeper began."""
 
 PAUSE_SECONDS: Final = 30.0
 """Shortest time between two notes that are written for the page alone."""
 
 FIRST_PAUSE_SECONDS: Final = 5.0
-"""The same before the first one: what a batch needs to be kept comes first."""
+"""The same before the first one: the requests that keep the batch come first."""
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
 
 SHOWN_REFUSALS: Final = 3
-"""So many different things that SQS said about settlements that failed are in the report."""
+"""The number of different error texts of SQS about failed settlements in the report."""
 
 _SHOWN_COUNTS: Final = (
     "received",
@@ -624,13 +627,13 @@ class Progress:
     """How far the keeper of one batch has come.
 
     Attributes:
-        settled: What was settled, or is about to be, by the message's position in the batch.
+        settled: The settlements that were made or are about to be made, by the message's position in the batch.
         certain_until: The time until which every held lease lasts at least, in seconds since the epoch. None if a
-            lease has lapsed, or if nothing newer is known than what the sensor handed over.
+            lease has lapsed, or if only the deadlines that the sensor handed over are known.
         written_at: When that was written, in seconds since the epoch.
         batch_id: The batch; None if the note does not say.
-        counts: What else was counted so far, by its name in the report: extensions, and leases that lapsed.
-        status: What the page of leases shows, see :class:`BatchStatus`; for nothing else.
+        counts: Other counts so far, by their names in the report: extensions, and leases that lapsed.
+        status: The status for the page of leases alone, see :class:`BatchStatus`.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
@@ -656,14 +659,14 @@ class Progress:
         """Build it from what :meth:`encode` returned; None or an empty mapping means that nothing was settled.
 
         Raises:
-            CommsError: It is something else: what was settled is not known then.
+            CommsError: It is something else, so the settlements are not known.
         """
         stored = _stored(plain or {}, _StoredProgress, PROGRESS_KEY)
         settled = {at: _outcome(letter) for at, letter in enumerate(stored.settled) if letter != _HELD}
         return cls(settled, stored.certain_until, stored.batch_id, stored.counts, written_at=stored.written_at)
 
     def newest(self, written: WrittenBatch) -> WrittenBatch:
-        """What the sensor wrote of the leases, with the newest known deadlines."""
+        """Return the leases as the sensor wrote them, with the newest known deadlines."""
         until = self.certain_until
         if until is None or self.written_at is None:
             return written
@@ -672,7 +675,7 @@ class Progress:
 
 
 class _StoredProgress(msgspec.Struct):
-    """What :meth:`Progress.encode` returns, without what only the page reads."""
+    """The result of :meth:`Progress.encode`, without the part for the page."""
 
     settled: str = ""
     certain_until: float | None = None
@@ -698,10 +701,10 @@ async def read_progress(receive_task: RunOfTask, batch_id: str) -> Progress | No
     """Read the progress of a batch from the XCom of the task that received it.
 
     Returns:
-        It, or None if it is missing, or about another batch.
+        The progress; None if it is missing, or about another batch.
 
     Raises:
-        CommsError: There was no usable answer, or something else stands there.
+        CommsError: There was no usable answer, or the XCom has another content.
     """
     plain = await pull(receive_task, PROGRESS_KEY)
     progress = Progress.decode(plain)
@@ -709,7 +712,7 @@ async def read_progress(receive_task: RunOfTask, batch_id: str) -> Progress | No
 
 
 def _letters(settled: Mapping[int, Outcome]) -> str:
-    """Settlements as text: the letter at a position is the outcome of that message."""
+    """Return settlements as a string: the letter at a position is the outcome of that message."""
     letters = [_HELD] * (max(settled, default=-1) + 1)
     for position, outcome in settled.items():
         letters[position] = _LETTERS[outcome]
@@ -718,14 +721,14 @@ def _letters(settled: Mapping[int, Outcome]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """How a batch stands; times are in seconds since the epoch.
+    """The status of a batch; times are in seconds since the epoch.
 
     Attributes:
         queue_url: The queue.
-        counts: What became of the messages, by its name in the keeper's report.
-        oldest_received_at: When the oldest lease that is held was received; None where none is held.
-        renew_at: When the next lease is to be extended; None where none is any more.
-        deadline: When the first lease ends unless it is extended; None where none is held.
+        counts: The messages by outcome, with the names of the keeper's report.
+        oldest_received_at: When the oldest held lease was received; None if all leases have ended.
+        renew_at: When the next lease is to be extended; None if no further extension will be made.
+        deadline: When the first lease ends unless it is extended; None if all leases have ended.
     """
 
     queue_url: str
@@ -746,18 +749,18 @@ class BatchStatus:
 
 
 class BatchProgress:
-    """What becomes of the messages of one batch, as its holder decides and learns.
+    """The outcomes of one batch's messages, as its holder decides them and learns of them.
 
     Args:
         batch: The batch.
         leases: All leases of it in the order of the messages, those settled earlier included.
         receive_task: The task that received, whose XComs have the note.
         clock: The batch's clock.
-        inherited: What other processes settled and counted before.
+        inherited: The settlements and counts of processes before this one.
 
     Attributes:
         positions: The position of each lease's message in the batch.
-        abandoned: How many settlements this process gave up.
+        abandoned: The number of settlements that this process gave up.
     """
 
     def __init__(
@@ -780,11 +783,11 @@ class BatchProgress:
         self._shown_at = clock.now() + FIRST_PAUSE_SECONDS - PAUSE_SECONDS
 
     def outcome(self, receipt: Receipt) -> Outcome | None:
-        """Return how a lease ended, or is being ended; None where it is held."""
+        """Return how a lease ended, or is being ended; None while it is held."""
         return self._settled.get(self.positions[receipt])
 
     def begins(self, position: int, outcome: Outcome) -> None:
-        """Take in that a message is about to be settled. What is written ahead is corrected if SQS does otherwise."""
+        """Take in that a message is about to be settled. The note is corrected if SQS refuses it."""
         self._settled[position] = outcome
 
     def happened(self, event: LeaseEvent) -> int | None:
@@ -808,7 +811,7 @@ class BatchProgress:
         return position
 
     def counts(self) -> dict[str, int]:
-        """What became of the messages so far, what other processes settled included."""
+        """Count the messages by outcome so far, including settlements of processes before this one."""
         counts: dict[str, int] = asdict(self._batch.report())
         counts |= self._counts_of_extensions()
         counts["received"] = len(self.positions)
@@ -818,7 +821,7 @@ class BatchProgress:
         return counts
 
     def report(self) -> dict[str, Any]:
-        """Counts of the batch and, where they are not too many, the message ids by outcome."""
+        """Return the counts of the batch and, if they are not too many, the message ids by outcome."""
         counts: dict[str, Any] = self.counts()
         if self._refusals:
             counts["refusals"] = dict(self._refusals.most_common(SHOWN_REFUSALS))
@@ -833,7 +836,7 @@ class BatchProgress:
         return {**counts, "messages": by_outcome}
 
     def note(self) -> Progress:
-        """Return the note as it is now: what was settled, how long the leases last, and the counts."""
+        """Return the note as it is now: the settlements, the deadline of the leases, and the counts."""
         until = self._batch.certain_until()
         self._note = Progress(
             self._settled,
@@ -846,10 +849,10 @@ class BatchProgress:
         return self._note
 
     def note_for_next_try(self, written: WrittenBatch) -> Progress:
-        """Return what the keeper's next try begins with, when this one has stopped holding the batch.
+        """Return the note for the keeper's next try, when this one has stopped holding the batch.
 
         Args:
-            written: What it held. What was decided of it but not carried out, the next try decides on.
+            written: The leases that it held. Decisions on them that were not carried out are made by the next try.
         """
         held = {self.positions[lease.receipt] for lease in written.leases}
         settled = {position: outcome for position, outcome in self._settled.items() if position not in held}
@@ -858,18 +861,18 @@ class BatchProgress:
         return replace(self.note(), settled=settled, certain_until=until, written_at=written.written_at)
 
     async def write_settled(self) -> None:
-        """Write the note before messages are settled, or after SQS did otherwise. It says of deadlines what it said."""
+        """Write the note before messages are settled, or after SQS refused that. Its deadlines stay as they were."""
         await self._write("The keeper's progress cannot be written; messages are settled anyway: %s")
 
     async def write_corrections(self) -> None:
-        """Write the note if leases ended otherwise than it says."""
+        """Write the note if leases ended in another way than it says."""
         if self._is_unwritten:
             await self.write_settled()
 
     async def write_if_due(self) -> None:
-        """Write the note if leases were extended: a process that takes over may then release them.
+        """Write the note if leases were extended, so that a process that takes over may release them.
 
-        And for the page of leases, after settlements.
+        After settlements, it is written for the page of leases, too.
         """
         if not self._deadlines_are_due() and not self._is_unwritten and not self._is_news_for_the_page():
             return
@@ -887,19 +890,19 @@ class BatchProgress:
             logger.warning(otherwise, error)
 
     def _counts_of_extensions(self) -> dict[str, int]:
-        """The counts of this process added to those of processes before it."""
+        """Add the counts of this process to those of processes before it."""
         batch, before = self._batch, self._inherited.counts
         return {
             "extensions": batch.extensions + before.get("extensions", 0),
             "extension_calls": batch.extension_calls + before.get("extension_calls", 0),
-            # No sum: leases that lapsed before count as lapsed again here, because their deadlines are not known.
+            # Not a sum: leases that lapsed before count as lapsed here again, because their deadlines are not known.
             "late": max(batch.late, before.get("late", 0)),
         }
 
     def _deadlines_are_due(self) -> bool:
-        """Whether leases were extended since the last note of deadlines, which is old or about to pass.
+        """Whether leases were extended since the last note of deadlines, and that is old or about to pass.
 
-        True counts as noted.
+        After True, the deadlines count as noted.
         """
         extensions, now = self._batch.extensions, self._clock.now()
         if extensions == self._noted_extensions or now < self._deadlines_due_at:
@@ -910,7 +913,7 @@ class BatchProgress:
         return True
 
     def _is_news_for_the_page(self) -> bool:
-        """Whether anything was settled or lost since the last note, and that was written some time ago."""
+        """Whether there were settlements or losses since the last note, and that was written some time ago."""
         return self._clock.now() - self._shown_at >= PAUSE_SECONDS and _settled_counts(self.counts()) != self._shown
 
     async def _status_now(self, counts: Mapping[str, int]) -> dict[str, Any]:
@@ -938,7 +941,7 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
 
     Args:
         report: The lease report.
-        on_lost: What :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost` returned.
+        on_lost: The option, as :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost` returned it.
         queue_url: The queue.
     """
     reasons = []
@@ -962,7 +965,7 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
 
 
 def _settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """The shown counts that change when something is settled or lost, and not when leases are extended."""
+    """Return the shown counts that change when messages are settled or lost, and not when leases are extended."""
     return {name: counts[name] for name in _SHOWN_COUNTS if name in counts and name not in _OF_EXTENSIONS}
 
 
@@ -971,5 +974,5 @@ def _field(outcome: Outcome) -> str:
 
 
 def _whole(seconds: float | None) -> int | None:
-    """Rounded: what the two clocks differ by from one reading to the next is no news."""
+    """Round to seconds, because small differences between the two clocks must not count as news."""
     return None if seconds is None else round(seconds)

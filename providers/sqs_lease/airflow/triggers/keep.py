@@ -1,15 +1,15 @@
 """The trigger of the keeper's task: keeps the leases while the work runs, and settles them.
 
-It always begins in the same way (:mod:`sqs_lease.airflow.handover`): it adopts the leases in its arguments,
-less what the progress note says was settled, and with the deadlines that are known since. The next extension is made
-when the policy says so. How it ends:
+It always begins in the same way (:mod:`sqs_lease.airflow.handover`): it adopts the leases in its arguments, without
+those that the progress note calls settled, and with the newest known deadlines. The next extension is made when the
+policy says so. It ends in one of these ways:
 
 - Everything was settled (or lost): it publishes the report and ends its task as successful; or a worker does, where
   listeners such as OpenLineage's hear of successes, because Airflow tells them in workers only.
-- Something could not be settled, or leases were lost and ``on_lost`` says so: the same, and a worker fails the task,
+- A settlement failed, or leases were lost and ``on_lost`` is ``"raise"``: the same, and a worker fails the task,
   without a retry (:func:`~sqs_lease.airflow.settlement.settler.why_it_fails`).
-- The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. Nothing
-  is released, because the work goes on.
+- The triggerer stops or hands its triggers to another one: one last extension, and the leases are left alone. They are
+  not released, because the work goes on.
 - A user marks, clears or kills the task: see :meth:`SqsLeaseKeeperTrigger.on_kill`.
 """
 
@@ -87,53 +87,53 @@ REPORT_KEY: Final = "lease_report"
 """The keeper's XCom key for how the batch ended."""
 
 PROGRESS_SECONDS: Final = 20.0
-"""How long to ask for what was settled before all messages are held without knowing.
+"""How long to wait for the progress note before all messages are held without it.
 
 On a busy machine the first answer of a new triggerer takes 15 s: its supervisor loads the API server's code for it.
-Waiting costs little of what a lease has left when it is taken over at the default visibility timeout, a minute less
-Airflow's threshold; not knowing means extending messages that were given back, and on a standard queue that may cut
-short the time that another consumer has asked for them. So it waits longer while the leases last as they were written,
-until :data:`HOLDING_MARGIN_SECONDS` before the first of them ends. It goes on asking for as long as there is no
-answer, and settles nothing before.
+Waiting is cheap: a lease that is taken over at the default visibility timeout has much time left. Holding without the
+note is not: it extends messages that were given back, and on a standard queue that may change the time that another
+consumer has asked for. So the wait is longer while the leases last as they were written, until
+:data:`HOLDING_MARGIN_SECONDS` before the first of them ends. The trigger goes on asking until there is an answer, and
+settles nothing before.
 """
 
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
 
 EARLIER_TRY_SECONDS: Final = 5.0
-"""How long a task that was tried before waits until it reads the note.
+"""How long the trigger of a second or later try waits before it reads the note.
 
-Airflow starts the new try's trigger up to a second before it tells the earlier one that it was cleared. By then that
-one has noted what it settled, and how long the leases last.
+Airflow starts the new try's trigger up to a second before it tells the earlier trigger that it was cleared. After this
+wait the earlier one has noted its settlements and the deadline of the leases.
 """
 
 
 class _AfterAction(Enum):
     """What to do with a batch after a user acted on its keeper."""
 
-    RELEASE = "no keeper will follow: note that it ended, and release it"
+    RELEASE = "no keeper will follow: note that the batch has ended, and release it"
     RELEASE_OF_CLEARED = (
-        "its run receives another batch: release it, without a note, which would be taken for the other's"
+        "its run receives another batch: release it, without a note, which would count for the other batch"
     )
     EXTEND = "the keeper's next try will adopt it: extend it once, and forget it"
-    LEAVE = "another trigger has it, or that is not known: forget it"
+    LEAVE = "another trigger has it, or may have it: forget it"
 
 
 class SqsLeaseKeeperTrigger(BaseTrigger):
-    """Keeps and settles one batch.
+    """The trigger that keeps and settles one batch.
 
     Args:
-        lease: What the sensor published, see :class:`~sqs_lease.airflow.handover.HandedLease`.
-        receive_task_id: The sensor's task, whose return value has the messages.
+        lease: The lease as the sensor published it, see :class:`~sqs_lease.airflow.handover.HandedLease`.
+        receive_task_id: The sensor's task; its return value has the messages.
         work: The tasks that work on the messages, each as the arguments of a ``WorkTask``.
-        on_failure: What becomes of failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
-        on_lost: What happens when leases are lost, see
+        on_failure: The rule for failed messages, see :func:`~sqs_lease.core.specs.encode_failure_rule`.
+        on_lost: The action when leases are lost, see
             :func:`~sqs_lease.airflow.settlement.lost_leases.encode_on_lost`.
         ordered: Whether the messages of a FIFO group are settled in their order.
         handoff_timeout_seconds: How long the messages stay invisible for a keeper that was cleared and starts again,
             or for another triggerer.
-        tried_before: Whether the task was tried before: the trigger of that try may not have heard yet that it ended.
-        ends_in_worker: Whether a worker is to end the task when it succeeds, too.
+        tried_before: Whether the task was tried before: the trigger of that try may not know yet that it was cleared.
+        ends_in_worker: Whether a worker ends the task also when it succeeds.
     """
 
     @raises_type_errors_only()
@@ -166,7 +166,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
         self._received_at = 0.0  # the first message, in seconds since the epoch
-        self._extended_at = 0.0  # when all messages were extended for want of an answer, in seconds since the epoch
+        self._extended_at = 0.0  # when all messages were extended without the note, in seconds since the epoch
         self._lease_log = LeaseLog("its queue")
         self._log_context = contextvars.copy_context()
 
@@ -198,8 +198,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         try:
             handed = await load_lease(self.lease, self._receiving(task))
         except OtherKeyError as error:
-            # A worker could read them when the task deferred, so one can give them back; they are not held meanwhile.
-            logger.error("%s", error)  # noqa: TRY400 - the text says it all
+            # This triggerer has another Fernet key. A worker could read the leases when the task deferred, so a worker
+            # gives them back; they are not held meanwhile.
+            logger.error("%s", error)  # noqa: TRY400 - the text has the cause and the remedy
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
             yield TriggerEvent({"error": str(error), "give_back": True})  # type: ignore[no-untyped-call]
             return
@@ -210,7 +211,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self._settler = settler = await self._adopt(task, handed, keepers, self._shared_keeper, signals)
         self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
-        # Leases held twice are twice as much for the garbage collector, with many keepers.
+        # Deleted, because with many keepers a second copy of the leases slows the garbage collector.
         del handed
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
         longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
@@ -224,8 +225,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             if not await settler.run(watch):
                 batch, self._batch = self._batch, None
                 if batch is not None:
-                    logger.info("The run was cleared: releasing what was held for it")
-                    # To its end, also when Airflow ends this trigger meanwhile: nothing else would release the rest.
+                    logger.info("The run was cleared: releasing its messages")
+                    # A task of its own, so that it finishes when Airflow ends this trigger meanwhile: nothing else
+                    # would release the rest.
                     await end_of(asyncio.create_task(self._release(batch, self._handed)))
                 # Airflow ends this trigger when the task is scheduled again, which may be days later.
                 await asyncio.Event().wait()
@@ -238,26 +240,26 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             await publish(task, REPORT_KEY, report)
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
-        # A try that begins when this task was cleared, with failed work say, finds what is settled already.
+        # If this task is cleared later, with failed work for example, its next try finds that all is settled.
         await note_end(self._receiving(task), self._handed.batch_id, self._handed.messages, settler.progress.note())
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
         in_worker = problem is not None or self.ends_in_worker
         if in_worker:
-            # The deferring process must have ended for Airflow, see DEFERRAL_SECONDS.
+            # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
             await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
         await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
-        # A TaskFailedEvent would be tried again while the task has retries, and then succeed with nothing to keep: a
-        # worker ends it by an exception that no retry follows.
+        # After a TaskFailedEvent Airflow would retry the task, which would then succeed with nothing to keep. So a
+        # worker ends it, by an exception without a retry.
         if in_worker:
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
         else:
             yield TaskSuccessEvent()
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
-        """Release what is held: no keeper follows."""
+        """Release all held messages: no keeper follows."""
         await batch.release_all()
         if self._settler is not None:
             await self._publish_span(handed, self._settler)
@@ -274,8 +276,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def cleanup(self) -> None:
         """Extend the held leases once and release nothing: the next process adopts them.
 
-        No note can be written here: when a triggerer stops, its supervisor no longer answers the triggers. A triggerer
-        that stood still makes no call: others may hold the leases by now.
+        A note cannot be written here: when a triggerer stops, its supervisor no longer answers the triggers. After a
+        stall nothing is extended: another triggerer may hold the leases by now.
         """
         keepers, shared_keeper = self._keepers, self._shared_keeper
         batch, self._batch = self._batch, None
@@ -296,21 +298,25 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     @shielded
     async def on_kill(self) -> None:
-        """A user acted on the task, or a triggerer that stood still came back; one look at the states tells which.
+        """Release, extend or leave the leases after a user's action on the task.
+
+        Airflow also calls this, without an action, when a triggerer that stood still comes back. One look at the states
+        tells the cases apart:
 
         - The keeper was marked (success, failed, ...), or the sensor was cleared too, so that it receives again: no
-          keeper will follow, so they are released.
+          keeper will follow, so the leases are released.
         - The keeper alone was cleared, and its next try has not deferred: they are extended once, and left to it.
-        - The keeper is deferred: another trigger has them, so they are left alone. So they are when this process stood
-          still, when Airflow gives no answer, or before it is known what was settled: some of the messages may be other
-          consumers' by then.
+        - The keeper is deferred: another trigger has them, so they are left alone.
+
+        They are also left alone when this process stood still, when Airflow does not answer, or before the settlements
+        are known: other consumers may have received some of the messages by then.
         """
         keepers, handed, settler = self._keepers, self._handed, self._settler
         batch, self._batch = self._batch, None
         if keepers is None or batch is None:
             return
         if handed is None or settler is None or self._stood_still(keepers):
-            logger.warning("Leaving the leases alone, because it is not known what was settled before, or elsewhere")
+            logger.warning("Leaving the leases alone, because earlier settlements, or those elsewhere, are not known")
             batch.forget()
             return
         task = run_of(self.task_instance)
@@ -323,8 +329,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             )
             then = _AfterAction.LEAVE
         if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
-            logger.info("The keeper was ended by hand, or its run was cleared: releasing what it held")
-            # Of a cleared run the note would take the place of one about the new batch.
+            logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
+            # In a cleared run this note would replace the one about the new batch.
             if then is _AfterAction.RELEASE:
                 await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
             await self._release(batch, handed)
@@ -342,7 +348,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         left = replace(handed, written=written, messages=len(written.leases))
         try:
             await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
-            # For a sensor that is cleared before this task begins again.
+            # Read by the sensor if it is cleared before this task begins again.
             await publish(task, HANDED_KEY, left.encode(receiving), patience_seconds=0)
         except CommsError as error:
             logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
@@ -350,7 +356,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _decide_after_action(
         self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
     ) -> _AfterAction:
-        """Ask what to do with the batch until there is an answer. The keeper holds it meanwhile."""
+        """Ask Airflow, until it answers, what to do with the batch. The keeper holds it meanwhile."""
         ends_at = keepers.clock.now() + PATIENCE_SECONDS
         while True:
             try:
@@ -368,20 +374,20 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         if state in ENDED:
             note = await read_progress(receiving, handed.batch_id)
             has_ended = note is not None and len(note.settled) == handed.messages
-            # Airflow had moved the trigger to another triggerer, and that one was told first.
+            # Airflow had moved the trigger to another triggerer, which has already noted the end of the batch.
             return _AfterAction.LEAVE if has_ended else _AfterAction.RELEASE
         if not await self._is_still_the_runs(receiving, handed):
             return _AfterAction.RELEASE_OF_CLEARED
         return _AfterAction.LEAVE if state == "deferred" else _AfterAction.EXTEND
 
     async def _is_still_the_runs(self, receiving: RunOfTask, handed: HandedLease) -> bool:
-        """Whether the receiving task has not received another batch already, which the keeper will get instead."""
+        """Whether the receiving task still has this batch, and not another one that the keeper will get instead."""
         lease = await pull(receiving, LEASE_KEY)
         return lease is not None and HandedLease.decode_head(lease, receiving).batch_id == handed.batch_id
 
     @staticmethod
     def _stood_still(keepers: TriggererKeepers) -> bool:
-        """Whether this process stood still a moment ago, so that Airflow may not have told what runs elsewhere now."""
+        """Whether this process stood still a moment ago: Airflow may not have told it yet which triggers moved."""
         return keepers.clock.now() - keepers.poller.stalled_until() < AFTER_STALL_SECONDS
 
     def _receiving(self, task: RunOfTask) -> RunOfTask:
@@ -395,7 +401,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         shared_keeper: SharedKeeper,
         signals: FailureSignals | None,
     ) -> Settler:
-        """Hold the batch: what was written of it, less what was settled since."""
+        """Hold the batch as it was written, without the messages that were settled since."""
         receiving = self._receiving(task)
         progress = await self._progress(receiving, handed, keepers, shared_keeper)
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
@@ -432,7 +438,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         )
 
     async def _is_over(self, task: RunOfTask) -> bool:
-        """Whether all work has ended, so that a lease in doubt is not extended: its message is not needed here."""
+        """Whether all work has ended: a lease in doubt is then not extended, because its message is not needed here."""
         work = [one["task_id"] for one in self.work]
         try:
             states = (await task_states(task.dag_id, [task.run_id], work)).get(task.run_id, {})
@@ -442,9 +448,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return all(state in ENDED for state in states.values())
 
     def _with_extensions(self, written: WrittenBatch, clock: Clock) -> WrittenBatch:
-        """What is written, with the extensions that were made while it was not known which messages were settled.
+        """Return the written batch with the extensions that were made before the progress note was known.
 
-        One whose deadline had passed by then is in doubt: another consumer may have received its message.
+        A lease that had passed its deadline by then is in doubt: another consumer may have received its message.
         """
         if self._batch is None:
             return written
@@ -459,9 +465,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _progress(
         self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
     ) -> Progress:
-        """What was settled before, and how long the leases last.
+        """Read the progress note: the settlements so far, and the deadline of the leases.
 
-        While Airflow gives no answer, all messages are held, in a batch that counts nothing of what becomes of them.
+        While Airflow does not answer, all messages are held, in a batch without events and counts.
         """
         if self.tried_before:
             await asyncio.sleep(EARLIER_TRY_SECONDS)
@@ -480,7 +486,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
             except CommsError as error:
-                logger.warning("What was settled before cannot be read; taking over all messages: %s", error)
+                logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
     async def _read_progress(self, receiving: RunOfTask, handed: HandedLease) -> Progress:
@@ -489,7 +495,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             return progress
         if await self._is_still_the_runs(receiving, handed):
             return Progress()
-        logger.warning("The run was cleared: its messages are given back, or were before, so none is taken over")
+        logger.warning("The run was cleared: its messages are or were given back, so they are not taken over")
         return Progress(dict.fromkeys(range(handed.messages), Outcome.LOST))
 
     def _signals(self, task: RunOfTask) -> FailureSignals | None:
@@ -501,7 +507,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return [WorkTask(**arguments) for arguments in self.work]
 
     def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
         self._log_context.run(self._lease_log.happened, event)
         if self._settler is not None:
             self._settler.happened(event)
@@ -510,7 +516,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
 
 def _ignore(event: LeaseEvent) -> None:
-    """Do nothing: no listener."""
+    """Ignore an event."""
 
 
 def plain_work(work: Sequence[WorkTask]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Makes ``MessageQueueTrigger(scheme="sqs+lease", ...)`` a :class:`SqsLeaseTrigger`.
+"""The scheme ``sqs+lease``: makes ``MessageQueueTrigger(scheme="sqs+lease", ...)`` a :class:`SqsLeaseTrigger`.
 
-Loaded by Airflow's common-messaging provider alone; nothing else here needs that provider.
+Only Airflow's common-messaging provider loads this module; the rest of the package does not need that provider.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqs_lease.airflow.triggers.watch import SqsLeaseTrigger
 try:
     from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 except ImportError as error:
-    # Airflow loads this module for the provider's metadata, and passes over it quietly for this.
+    # Airflow loads this module for the provider's metadata, and skips it silently on this exception.
     raise AirflowOptionalProviderFeatureException(
         "the scheme 'sqs+lease' of MessageQueueTrigger needs apache-airflow-providers-common-messaging"
     ) from error

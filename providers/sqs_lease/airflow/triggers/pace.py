@@ -1,8 +1,9 @@
-"""When a watcher fires: decided from what was counted, with the time as an argument.
+"""The pace of a watcher: decides from counts of the queue, and the time as an argument, when the watcher fires.
 
-An event asks Airflow for a run, and the sensor of that run receives what is visible by then. An event too many costs a
-run that finds nothing; an event too few lets messages wait. The counts cannot tell which run took which message. But
-they tell whether the last event has led to anything, and so how long the next one waits while messages are visible:
+An event asks Airflow for a run, and the sensor of that run receives the messages that are visible by then. An event too
+many costs a run without messages; an event too few lets messages wait. The counts cannot tell which run took which
+message. But they tell whether the last event had an effect, and so how long the next one waits while messages are
+visible:
 
     since the last event                                  state      the next event comes after
     more messages are in flight than at the event         HELD       the shortest pause
@@ -10,23 +11,23 @@ they tell whether the last event has led to anything, and so how long the next o
     at some look than at the one before, or has more
     than at the event                                     DONE       the shortest pause
     some were taken, and it has as many as at the event   RETURNED   the shortest pause, doubled n times
-    none were taken                                       WAITING    30 s, doubled n times
+    no message was taken                                  WAITING    30 s, doubled n times
 
-    (of these the first that holds, at each look; "has": visible, in flight and delayed together)
+    (the first state that holds, at each look; "has": visible, in flight and delayed together)
 
-n counts the events that led to nothing: it grows by one with each event after RETURNED or WAITING, stays after HELD,
-and is 0 again after DONE. No pause is longer than the longest.
+n counts the events without effect: it grows by one with each event after RETURNED or WAITING, stays after HELD, and is
+0 again after DONE. No pause is longer than the longest.
 
 Why these four:
 
-- *Scarce slots* (WAITING). A run that waits for a slot takes whatever is there when it begins. A second run would find
-  nothing. What other runs delete meanwhile says nothing about this one: only what is taken does.
+- *Scarce slots* (WAITING). A run that waits for a slot takes all messages that are there when it begins. A second run
+  would find nothing. Deletions by other runs say nothing about this run; only messages that are taken do.
 - *A message that can never be processed* (RETURNED). Runs take it and give it back: the number of messages stays the
-  same, and none is in flight afterwards. So its runs become rare. While other messages are sent, they are not: new
-  messages must not wait for the sake of an old one. Once in a while the same is seen when a burst was deleted and
-  another one of the same size came between two looks; therefore its pauses begin short.
-- *Long work* (HELD). What a run took stays in flight for as long as it works. Messages that come meanwhile start runs
-  at the shortest pause, up to the DAG's ``max_active_runs``.
+  same, and no message is in flight afterwards. So its runs become rare. While other messages are sent they stay
+  frequent, because new messages must not wait for an old one. The same counts appear when a burst was deleted and
+  another one of the same size came between two looks; therefore the pauses begin short.
+- *Long work* (HELD). The messages of a run stay in flight for as long as it works. Messages that come meanwhile start
+  runs at the shortest pause, up to the DAG's ``max_active_runs``.
 - *More messages than one run takes* (HELD or DONE). As soon as a run has taken some, the next event follows.
 
 SQS counts approximately, and on AWS up to a minute late. Until a count shows that messages were taken, it also shows
@@ -59,12 +60,12 @@ class QueueCounts:
 
     @property
     def total(self) -> int:
-        """How many messages the queue has altogether."""
+        """The number of all messages of the queue."""
         return self.visible + self.in_flight + self.delayed
 
 
 class _State(Enum):
-    """Whether an event has led to anything; the module's docstring has the table."""
+    """The effect of an event so far; the module's docstring has the table."""
 
     HELD = "held"
     DONE = "done"
@@ -74,12 +75,12 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Event:
-    """An event and what was seen since.
+    """An event and the looks since then.
 
     Attributes:
         at: When it was fired.
-        counts: What was counted then.
-        fruitless: How many events before it led to nothing, in a row.
+        counts: The counts at that time.
+        fruitless: How many events in a row before it had no effect.
         taken: Whether messages were received since.
         fewer: Whether the queue had fewer messages at some look since than at the look before that.
     """
@@ -96,7 +97,7 @@ class _Event:
         self.fewer = self.fewer or counts.total < before.total
 
     def state(self, counts: QueueCounts) -> _State:
-        """Whether it has led to anything, by what was counted last."""
+        """Return its effect so far, by the newest counts."""
         if counts.in_flight > self.counts.in_flight:
             return _State.HELD
         if not self.taken:
@@ -105,7 +106,7 @@ class _Event:
 
 
 class Pace:
-    """Decides for one watcher, at each look, whether it fires.
+    """The pace of one watcher: decides at each look whether it fires.
 
     Args:
         shortest_pause_seconds: The shortest time between two events.
@@ -122,8 +123,8 @@ class Pace:
         """Take in a look at the queue; return whether an event is fired now.
 
         Args:
-            counts: What was counted.
-            now: When, in seconds of a clock that never goes back.
+            counts: The counts.
+            now: The time of the look, in seconds of a clock that never goes back.
         """
         before, self._before = self._before, counts
         event = self._event
@@ -146,5 +147,5 @@ class Pace:
         if state in (_State.HELD, _State.DONE):
             return shortest
         first = max(FIRST_PAUSE_SECONDS, shortest) if state is _State.WAITING else shortest
-        # No power of it is so large that it cannot be a float.
+        # The power is limited, because 2.0 ** 1024 raises OverflowError.
         return min(first * 2.0 ** min(fruitless, 30), longest)

@@ -1,21 +1,20 @@
 """The trigger of the sensor's task: waits for messages, holds them, publishes them and ends the task.
 
-As its last act it extends the leases by the hand-off timeout and publishes two XComs of its task: ``lease``, what the
-keeper needs, and ``return_value``, the messages without their receipt handles. Then it ends the task as successful from
-the triggerer, without another worker slot. Nothing of the batch stays in this process
-(:mod:`sqs_lease.airflow.handover`).
+As its last act it extends the leases by the hand-off timeout and publishes two XComs of its task: ``lease`` for the
+keeper, and ``return_value``, the messages without their receipt handles. Then it ends the task as successful from the
+triggerer, without another worker slot. Nothing of the batch stays in this process (:mod:`sqs_lease.airflow.handover`).
 
 When it ends before that (the triggerer stops, a user acts on the task, Airflow does not take the XComs), it releases
-what it received. A trigger that resumes after its process was killed looks whether the one before it had come so far.
+its messages. A trigger that resumes after its process was killed first reads whether the one before it had published.
 
-:class:`Collector` does the receiving, here and in a task's own process (``worker.py``). What passes the filter is put
-into the batch, and held, as it comes. What does not is settled by the ``unmatched`` rule as it comes; it never was part
-of the batch, so on a FIFO queue it holds nothing of its group back.
+:class:`Collector` does the receiving, here and in a task's own process (``worker.py``). Messages that pass the filter
+go into the batch at once, and are held. The others are settled at once by the ``unmatched`` rule; they never were part
+of the batch, so on a FIFO queue they do not hold back messages of their group.
 
 A message that Airflow cannot publish would fail the whole batch, and one on which the filter raises an error may or may
 not match. Both are unusable: each is settled by itself, by the keeper's ``on_failure`` rule. It fails in the same way
-whenever it is received, so it is never released without a delay. On a FIFO queue it is a failed message: what is
-received behind it in its group is released and comes after it.
+each time that it is received, so it is never released without a delay. On a FIFO queue it is a failed message: messages
+behind it in its group are released and come after it.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ FAILED: Final = "failed"
 
 
 class SqsLeaseReceiveTrigger(BaseTrigger):
-    """Receives one batch.
+    """The trigger that receives one batch.
 
     Args:
         options: The arguments of :class:`ReceiveOptions`.
@@ -149,7 +148,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         try:
             await self._hand_on(task, collector)
         except PayloadError as error:
-            # Not only when this trigger ends: that is seconds later.
+            # Given back here, because the trigger ends seconds later.
             await self._give_back()
             yield await self._failure(keepers, FAILED, str(error))
             return
@@ -157,7 +156,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     @shielded
     async def cleanup(self) -> None:
-        """Release what was received but not handed on."""
+        """Release messages that were received but not handed on."""
         try:
             await self._give_back()
             if self._keepers is not None and self._shared_keeper is not None:
@@ -177,7 +176,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
                 await remove_files(stored)
 
     async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
-        """Receive, and when cancelled wait for the polls under way: nothing else would hold what they bring."""
+        """Receive; when cancelled, wait for the polls under way, because only this trigger holds their messages."""
         receiving = keepers.loop.create_task(self._receive(task, keepers))
         try:
             return await asyncio.shield(receiving)
@@ -213,8 +212,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
     async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
-        Once the leases are written, they are no longer this trigger's: one that is cancelled then may have been moved
-        to another triggerer, which finds them. What Airflow does not take is given back.
+        Once the leases are written, they are no longer this trigger's: if it is cancelled then, it may have been moved
+        to another triggerer, which finds them. Messages that Airflow does not take are given back.
         """
         try:
             await self._publish(task, *await collector.hand_on())
@@ -241,19 +240,24 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
     ) -> None:
         self._stored = handed
+        # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
+        # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
+        # over them (Airflow 3.3.2).
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
         await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
-            # Named otherwise, so the task itself could not know the link.
+            # The queue was given by its name or ARN, so the task itself could not know the link.
             await self._publish_link(task, link)
 
     async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
-        """Whether this try had handed its batch on before its process was killed; if only in part, give that back.
+        """Whether this try had handed its batch on before its process was killed.
 
-        Airflow deletes a task's XComs when its next try begins, so what is there is this try's own.
+        If only the leases were published, or if one of them has lapsed, the batch is given back instead.
+
+        Airflow deletes a task's XComs when its next try begins, so the XComs that are there are of this try.
         """
         try:
             lease, published = await pull(task, LEASE_KEY), await pull(task, RETURN_VALUE_KEY)
@@ -283,19 +287,20 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)
+        # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
         await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
         return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
 
     def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: only in its own context does a trigger log to its task.
+        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
         self._log_context.run(self._lease_log.happened, event)
 
 
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
-"""How long the end of a collection waits until what did not match is settled; what is not then comes back by itself."""
+"""How long the end of a collection waits for the settlement of other messages; the rest comes back by itself."""
 
 _SLOW_RELEASE: Final = backoff()
-"""How unusable messages are given back at the earliest: after 10 s, 20 s, ... up to 15 minutes."""
+"""The shortest delays for unusable messages: 10 s, 20 s, ... up to 15 minutes."""
 
 _CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
 
@@ -307,11 +312,11 @@ OpenBatch: TypeAlias = Callable[[str, RenewalPolicy], Batch]
 """Opens the batch, by its queue's URL and its policy."""
 
 Published: TypeAlias = tuple[HandedLease, dict[str, Any], BatchValue]
-"""What the keeper of a batch adopts, the same as plain values, and what stands for the messages."""
+"""A batch for its keeper, the same as plain values, and the return value of the receiving task."""
 
 
 class Collector:
-    """Receives one batch, and holds it until it is handed on. Made by :meth:`open`.
+    """The receive of one batch, which is held until it is handed on. Made by :meth:`open`.
 
     Attributes:
         queue_url: The queue.
@@ -368,8 +373,8 @@ class Collector:
         """Look up the queue, and decide how to hold its messages.
 
         Args:
-            options: What the batch is to be.
-            keeper: Holds what is received.
+            options: The options of the batch.
+            keeper: Holds the received messages.
             transport: How the queue is reached.
             open_batch: Opens the batch with that keeper.
             receiving: The task that receives.
@@ -385,26 +390,26 @@ class Collector:
         policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: a lease that lasts longer than believed does no harm.
+        # Rounded up: it does no harm if a lease lasts longer than its policy assumes.
         visibility_seconds = math.ceil(policy.visibility_seconds)
         open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
         return cls(options, keeper, open_receiver, open_batch, policy, opened, receiving, received_in, clock)
 
     async def collect(self, wait_until: float) -> bool:
-        """Receive until something is in the batch, or the time is up.
+        """Receive until the batch has messages, or the time is up.
 
-        Nothing more is asked for once the batch is as large as XComs may be. Up to ten polls may be on their way then,
-        and what they bring is part of the batch too: to give it back would count as one more receive of those messages.
+        Receiving stops when the batch is as large as XComs may be. Up to ten polls may be on their way then. Their
+        messages belong to the batch too, because giving them back would raise their receive counts.
 
         Args:
             wait_until: Until when to wait for a first message that matches, in seconds since the epoch.
 
         Returns:
-            Whether something is in the batch.
+            Whether the batch has messages.
 
         Raises:
-            SqsError: Nothing can be received.
+            SqsError: The queue cannot be received from.
         """
         aside = self._keeper.open_batch(self.queue_url, policy=self.policy)
 
@@ -413,7 +418,7 @@ class Collector:
 
         try:
             while not self._stopped:
-                # A stopped receiver does not start again: the last batch, or one that was lost, ended by its size.
+                # A stopped receiver cannot be started again, so each round has one of its own.
                 self._receiver = self._open_receiver()
                 self._bytes_left = self._options.most_bytes
                 collected = await self._receiver.collect(
@@ -431,7 +436,7 @@ class Collector:
                     return False
             return False
         finally:
-            # What was received before an error, or before the end, is held or settled like everything else.
+            # Messages received before an error, or before the end, are held or settled like all others.
             await self._sorted()
             if self._filter is not None:
                 self._filter.close()
@@ -443,7 +448,8 @@ class Collector:
     async def hand_on(self) -> Published:
         """Extend every lease once by the hand-off timeout, and make the batch publishable.
 
-        It is held on until that was published, without a call: what Airflow does not take can be given back.
+        The batch is held, without calls, until it was published, so that messages that Airflow refuses can be given
+        back.
 
         Raises:
             PayloadError: The batch cannot be stored.
@@ -462,7 +468,7 @@ class Collector:
         return handed, lease, value
 
     async def settle_refused(self, refused: Collection[str]) -> bool:
-        """Settle messages that Airflow refused by themselves, as those that it is known to refuse.
+        """Settle messages that Airflow refused, like messages that are known to be unpublishable.
 
         Args:
             refused: Their ids.
@@ -470,14 +476,14 @@ class Collector:
         Returns:
             Whether others are left.
         """
-        why = "Airflow refused it, and took others; its API server's log may say more"
+        why = "Airflow refused it, and took others; the API server's log may say more"
         settlements = self._settlements(self.batch.messages(), lambda one: why if one.message_id in refused else None)
         self._log_unusable()
         await self._settle(self.batch, settlements, _CANNOT_BE_USED)
         return self.batch.count_held() > 0
 
     def stop(self) -> None:
-        """Stop receiving: a collection under way ends with what it has, once its polls are answered."""
+        """Stop receiving: a collection under way ends with its messages so far, when its polls are answered."""
         self._stopped = True
         self._receiver.stop()
 
@@ -491,7 +497,7 @@ class Collector:
             task.add_done_callback(self._sorting.discard)
 
     async def _sort(self, opened_filter: OpenFilter, reception: Reception, aside: Batch) -> None:
-        # Held meanwhile: a user's function may take longer than the visibility timeout lasts.
+        # Held meanwhile, because a user's function may take longer than the visibility timeout.
         unsorted = self._keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
         answers = await opened_filter.answers(reception.messages)
@@ -516,7 +522,7 @@ class Collector:
         aside: Batch,
         undecided: Mapping[Receipt, str],
     ) -> None:
-        """Hold the messages that can be used, and settle the others; the filter says why it cannot decide on some."""
+        """Hold the usable messages, and settle the others; ``why_not`` has the filter's errors."""
         settlements = self._settlements(
             messages, lambda message: undecided.get(message.receipt) or self._why_unpublishable(message)
         )
@@ -533,7 +539,7 @@ class Collector:
     def _settlements(
         self, messages: Sequence[Message], why_not: Callable[[Message], str | None]
     ) -> dict[Receipt, Settlement]:
-        """What becomes of messages that cannot be used, and on a FIFO queue of those behind them."""
+        """Decide on messages that cannot be used, and on a FIFO queue on those behind them."""
         settlements: dict[Receipt, Settlement] = {}
         waiting_groups: set[str | None] = set()
         for message in messages:
@@ -557,7 +563,7 @@ class Collector:
         return None if why is None else f"Airflow cannot publish it: {why}"
 
     def _slowed(self, message: Message, settlement: Release) -> Release:
-        """A release that keeps the message away for a while, longer with each time that it was received."""
+        """Return a release with at least a delay that grows with the receive count."""
         slow = self._settlement(_SLOW_RELEASE, message, "")
         return slow if isinstance(slow, Release) and slow.delay_seconds > settlement.delay_seconds else settlement
 
@@ -576,7 +582,7 @@ class Collector:
             )
 
     async def _sorted(self) -> None:
-        """Wait until everything that was received is held or being settled."""
+        """Wait until all received messages are held or being settled."""
         while self._sorting:
             await asyncio.wait(self._sorting)
 
@@ -595,10 +601,10 @@ class Collector:
         settling.add_done_callback(self._settling.discard)
 
     async def _settle(self, aside: Batch, settlements: Mapping[Receipt, Settlement], what: str) -> None:
-        # One that came once more meanwhile is settled by its newer receipt.
+        # A message that was received again meanwhile is settled by its newer receipt.
         held = {receipt: settlement for receipt, settlement in settlements.items() if aside.holds(receipt)}
         try:
-            # No task works on these, so nothing has to wait for another one.
+            # Tasks do not work on these messages, so the order of their group does not matter.
             outcomes = await aside.settle(held, in_order=False)
         except KeeperClosedError:
             return
@@ -619,7 +625,7 @@ def _hold(reception: Reception, batch: Batch, messages: Sequence[Message]) -> No
 def _hold_on(
     reception: Reception, leases: Sequence[Lease], visibility_seconds: float, batch: Batch, messages: Sequence[Message]
 ) -> None:
-    """Hold messages that were held since they were received; those whose leases were lost meanwhile are left out."""
+    """Hold messages that were held during the filter; those with leases lost meanwhile are left out."""
     held = {lease.receipt: lease for lease in leases}
     messages = [message for message in messages if message.receipt in held]
     as_received = reception.sent_at + visibility_seconds
@@ -630,24 +636,24 @@ def _hold_on(
 
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0
-"""How long a takeover takes beyond Airflow's threshold where processors are free: heartbeats, the start of triggers."""
+"""How long a takeover takes beyond Airflow's threshold on free processors: heartbeats, the start of triggers."""
 
 LOADED_TAKEOVER_MARGIN_SECONDS: Final = 120.0
-"""The same where they are not: 111 s were seen on two processors at a load of 15 (Airflow 3.3.2, 141 s in all)."""
+"""The same on busy processors: 111 s were seen on two processors at a load of 15 (Airflow 3.3.2, 141 s in all)."""
 
 _Policy = TypeVar("_Policy", bound=RenewalPolicy)
 
 
 class ShortVisibilityWarning(UserWarning):
-    """A lease can run out while another triggerer takes over: its visibility timeout is too short for that."""
+    """Warning that a lease can run out while another triggerer takes over: its visibility timeout is too short."""
 
 
 def takeover_seconds(margin_seconds: float = TAKEOVER_MARGIN_SECONDS) -> float:
-    """How long no process extends a lease when its triggerer dies, at this installation's settings.
+    """Return how long a lease is not extended when its triggerer dies, at this installation's settings.
 
-    Its triggers are given to another one after ``[triggerer] triggerer_health_check_threshold`` (30 s by default), and
-    then it takes until the next heartbeats and the start of the triggers before a lease is extended again: 21 to 40 s
-    altogether where that was measured on free processors, 73 to 141 s on busy ones.
+    Airflow gives the triggers to another triggerer after ``[triggerer] triggerer_health_check_threshold`` (30 s by
+    default). The next heartbeats and the start of the triggers follow before a lease is extended again. Measured: 21
+    to 40 s altogether on free processors, 73 to 141 s on busy ones.
 
     Args:
         margin_seconds: How long it takes beyond the threshold.
@@ -657,7 +663,7 @@ def takeover_seconds(margin_seconds: float = TAKEOVER_MARGIN_SECONDS) -> float:
 
 
 def default_visibility_seconds(policy: RenewalPolicy) -> int:
-    """The shortest visibility timeout of which the policy leaves enough for a takeover on a busy machine."""
+    """Return the shortest visibility timeout that leaves enough time for a takeover on a busy machine."""
     return policies.default_visibility_seconds(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS))
 
 
@@ -666,15 +672,15 @@ def with_visibility(policy: _Policy, queue_seconds: float = 0.0) -> _Policy:
 
     Args:
         policy: The policy; one with a visibility timeout of its own is returned as it is.
-        queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
+        queue_seconds: The queue's own visibility timeout, which is taken if it is longer than the default.
     """
     return policies.with_visibility(policy, takeover_seconds(LOADED_TAKEOVER_MARGIN_SECONDS), queue_seconds)
 
 
 def takeover_risk(policy: RenewalPolicy) -> str | None:
-    """Say why leases could run out during a takeover, for people; None if they outlive it, or are never extended.
+    """Return a warning that leases could run out during a takeover; None if they outlive it, or are never extended.
 
-    It speaks of takeovers where processors are free: a shorter timeout than the default may be meant.
+    It assumes a takeover on free processors, because users may choose a shorter timeout than the default on purpose.
 
     Args:
         policy: The policy, with its visibility timeout.
@@ -698,7 +704,7 @@ class ReceiveOptions:
     Attributes:
         queue: The queue's URL, name or ARN.
         batch_id: Names the batch for its keeper.
-        connection: How AWS is reached, as :meth:`AwsConnection.encode` gives it.
+        connection: The connection to AWS, as :meth:`AwsConnection.encode` gives it.
         policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
         max_messages: Most messages.
         linger_seconds: How long to wait for more after the first.
@@ -709,10 +715,10 @@ class ReceiveOptions:
         handoff_timeout_seconds: How long the batch is held for the keeper.
         mapped_over: Whether a task is expanded over the messages.
         payload: Where messages and leases are stored; None publishes them as XComs.
-        filter: The arguments of a ``MessageFilter``; None lets every message through.
-        unmatched: What becomes of the others, as ``encode_unmatched()`` gives it; None leaves them alone.
-        on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it: what Airflow cannot
-            publish is settled by it.
+        filter: The arguments of a ``MessageFilter``; None takes every message.
+        unmatched: The rule for messages that do not match, as ``encode_unmatched()`` gives it; None leaves them alone.
+        on_failure: The keeper's rule for failed messages, as ``encode_failure_rule()`` gives it, for messages that
+            Airflow cannot publish.
     """
 
     queue: str
@@ -738,7 +744,7 @@ class ReceiveOptions:
         return INLINE_BYTES if self.payload is None else None
 
     def lease(self) -> LeaseOptions:
-        """How messages are received and held, those that do not match included; ``on_failure`` is for unusable ones.
+        """Return how messages are received and held, also unmatched ones; ``on_failure`` is for unusable ones.
 
         Raises:
             ValueError: An option is out of range.

@@ -1,19 +1,19 @@
-"""What the triggers of one triggerer process share: keepers, one for each AWS connection, the state poller, metrics.
+"""Objects that all triggers of a triggerer process share: a keeper for each AWS connection, the state poller, metrics.
 
 This module is the only place with state in the triggerer process. The first user of a keeper opens it and the last one
 closes it, so a changed Airflow connection takes effect as soon as nothing uses the old client.
 
 :func:`shielded` runs a trigger's cleanup to completion. After a user acts on the task, or its deferral times out, the
-triggerer cancels the trigger again every second until it has ended. That would cut off anything that takes longer: a
+triggerer cancels the trigger again every second until it has ended. That would cut off everything that takes longer: a
 long poll that must come back, calls about thousands of messages, an answer from a busy supervisor.
 
-:func:`raises_type_errors_only` is for stored arguments. Airflow's triggerer gives up a trigger whose class raises a
-TypeError, says so, and goes on. Any other error ends it and all its triggers, and again after each restart, because the
-arguments are still in the database. They were good where the DAG was parsed. They need not be so in the triggerer:
-another release of this package may run there, or one without what the DAG processor has installed.
+:func:`raises_type_errors_only` is for stored arguments. If the class of a trigger raises a TypeError, Airflow's
+triggerer logs it, gives that trigger up, and goes on. Any other error ends the triggerer and all its triggers, again
+after each restart, because the arguments are still in the database. They were valid when the DAG was parsed, but may
+not be in the triggerer: another release of this package may run there, or one without the extras of the DAG processor.
 
-What the keepers do is published as Airflow's own metrics (StatsD, Datadog or OpenTelemetry). All carry the tag
-``queue``, the queue's name; a StatsD server that knows no tags gets the sums over all queues.
+The keepers' work is published as Airflow's own metrics (StatsD, Datadog or OpenTelemetry). All carry the tag ``queue``,
+the queue's name; a StatsD server without tags gets the sums over all queues.
 
     sqs_lease.held                 gauge    leases held now
     sqs_lease.batches              gauge    batches with leases that are held now
@@ -55,7 +55,7 @@ LAST_CALL_SECONDS: Final = 4.0
 """How long the last calls may take: a stopping triggerer is killed after 10 s."""
 
 QUIET_AFTER_STALL_SECONDS: Final = 3.0
-"""How long a triggerer that stood still calls nothing.
+"""How long a triggerer that stood still makes no calls.
 
 Airflow tells it within about a second which of its triggers now run elsewhere. The new holder may have released a lease
 meanwhile; extending it would hide the message again.
@@ -84,7 +84,7 @@ class SharedKeeper:
     ) -> Batch:
         """Open a batch.
 
-        In a separate context: the keeper's calls serve many triggers, and their log lines belong to no single one.
+        It runs in a separate context: the keeper's calls serve many triggers, so their log lines must not go to one.
         """
         opened = partial(
             self.keeper.open_batch,
@@ -119,7 +119,7 @@ class TriggererKeepers:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.poller = StatePoller(clock=self.clock) if poller is None else poller
         self.rounds = RoundLimiter()
-        """Shares the rounds of the event loop among triggers that look through large batches."""
+        """Limits the work of one round of the event loop, among triggers that look through large batches."""
         self._open_transport = open_transport
         self._get_ready = get_ready
         self._beginning = asyncio.Lock()
@@ -129,7 +129,7 @@ class TriggererKeepers:
         self._measuring: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Wait until there is time to begin; each trigger does this first."""
+        """Wait until this trigger may begin; each trigger does this first."""
         limiter = request_limiter()
         limiter.trigger_started()
         # One after the other: hundreds of triggers that start at once would block the event loop.
@@ -199,10 +199,10 @@ _keepers: TriggererKeepers | None = None
 
 
 def triggerer_keepers() -> TriggererKeepers:
-    """Return what the triggers of this process share.
+    """Return the keepers that the triggers of this process share.
 
     Raises:
-        RuntimeError: Another event loop, still open, uses it: all triggers run in one loop.
+        RuntimeError: Another event loop, still open, uses them: all triggers run in one loop.
     """
     global _keepers  # noqa: PLW0603 - the one place that a process has for it
     loop = asyncio.get_running_loop()
@@ -269,10 +269,10 @@ _Arguments = ParamSpec("_Arguments")
 def raises_type_errors_only(
     where: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> Callable[[Callable[_Arguments, None]], Callable[_Arguments, None]]:
-    """Have a trigger's ``__init__`` raise nothing but TypeError.
+    """Make a trigger's ``__init__`` raise only TypeError.
 
     Args:
-        where: Tells from the keyword arguments whether they are stored ones; any are, by default.
+        where: Tells from the keyword arguments whether they are stored ones; by default they always are.
     """
 
     def decorated(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
@@ -286,7 +286,7 @@ def raises_type_errors_only(
                 if not where(kwargs):
                     raise
                 raise TypeError(
-                    f"{type(args[0]).__name__} cannot be made of its stored arguments in this triggerer, which must "
+                    f"{type(args[0]).__name__} cannot be made from its stored arguments in this triggerer, which must "
                     f"run the same release of sqs-lease, with the same extras, as the DAG processor: {error!r}"
                 ) from error
 
@@ -300,24 +300,24 @@ MEASURE_SECONDS: Final = 10.0
 
 
 class AirflowMeter:
-    """Passes on what a keeper counts."""
+    """A meter that publishes a keeper's counts as Airflow's metrics."""
 
     def held(self, queue_url: str, change: int) -> None:
-        """Not passed on: :class:`Gauges` reads how many there are."""
+        """Ignore it: :class:`Gauges` reads the number."""
 
     def batches(self, queue_url: str, change: int) -> None:
-        """Not passed on either."""
+        """Ignore it, for the same reason."""
 
     def extended(self, queue_url: str, leases: int) -> None:
-        """See ``sqs_lease.extended``."""
+        """Count ``sqs_lease.extended``."""
         stats.incr("sqs_lease.extended", leases, tags=_tags(queue_url))
 
     def late(self, queue_url: str) -> None:
-        """See ``sqs_lease.late``."""
+        """Count ``sqs_lease.late``."""
         stats.incr("sqs_lease.late", 1, tags=_tags(queue_url))
 
     def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
-        """See ``sqs_lease.lost``, ``sqs_lease.settled`` and ``sqs_lease.release_latency``."""
+        """Count ``sqs_lease.lost``, ``sqs_lease.settled`` and ``sqs_lease.release_latency``."""
         tags = _tags(queue_url)
         if outcome is Outcome.LOST:
             stats.incr("sqs_lease.lost", 1, tags=tags)
@@ -328,7 +328,7 @@ class AirflowMeter:
 
 
 class Gauges:
-    """Publishes how much is held; a queue with nothing left is set to 0 once."""
+    """The gauges of held leases and batches; a queue with nothing left is set to 0 once."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()
@@ -337,7 +337,7 @@ class Gauges:
         """Publish the gauges.
 
         Args:
-            holdings: What all keepers of the triggerer hold, each queue of a keeper once.
+            holdings: The leases and batches of all keepers of the triggerer, each queue of a keeper once.
             now: The time of the keepers' clock.
         """
         leases: dict[str, int] = dict.fromkeys(self._shown, 0)
@@ -355,9 +355,9 @@ class Gauges:
 
 
 class PollAge:
-    """Measures how long ago a queue was last counted for its watchers.
+    """The time since a queue was last counted for its watchers.
 
-    While all is well it stays below the time between two counts; any greater age means errors.
+    Without errors it stays below the time between two counts.
 
     Args:
         queue: The queue's URL, name or ARN.

@@ -1,15 +1,15 @@
 """The trigger of an asset's watcher: counts the messages of a queue, and fires an event while there are any.
 
 It receives nothing and holds nothing. The run that Airflow makes of an event has a sensor of its own, which receives
-what is visible by then (``sqs_lease(..., event=asset)``). So it does not matter where the trigger runs, how often it is
-started, or whether an event is lost: the messages stay in the queue, and the next event comes by the same counts
-(``pace.py``).
+the messages that are visible by then (``sqs_lease(..., event=asset)``). So it does not matter where the trigger runs,
+how often it is started, or whether an event is lost: the messages stay in the queue, and the same counts lead to the
+next event (``pace.py``).
 
 Watchers of one queue that count equally often share one poll, by the shared streams of Airflow: for each key of
 :meth:`SqsLeaseTrigger.shared_stream_key` the triggerer runs one :meth:`SqsLeaseTrigger.open_shared_stream`, and gives
 each count to all of them.
 
-The poll never ends by itself: what goes wrong is logged, and tried again after a while.
+The poll never ends by itself: an error is logged, and the count is tried again after a while.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEFAULT_POLL_INTERVAL: Final = timedelta(seconds=2)
 """1.3 million requests a month for each queue, 0.52 USD at 0.40 USD a million."""
 
 DEFAULT_SHORTEST_PAUSE: Final = timedelta(seconds=5)
-"""How long it takes from an event until its run has received. A second event before that finds nothing to take."""
+"""The usual time from an event until its run has received. A second event before that would find no messages."""
 
 DEFAULT_LONGEST_PAUSE: Final = timedelta(minutes=5)
 
@@ -55,14 +55,14 @@ LONGEST_WAIT_SECONDS: Final = 300.0
 """Pauses after an error: the first, doubled each time up to the longest."""
 
 LONGEST_MISSING_SECONDS: Final = 30.0
-"""The longest pause while the queue does not exist: it is often made after the DAG, and messages wait in it then."""
+"""The longest pause while the queue does not exist: it is often made after the DAG, and then messages wait in it."""
 
 LONGEST_SILENCE_SECONDS: Final = 3600.0
-"""An error that goes on is logged again after twice as long each time, and so often at least."""
+"""Longest time between two log lines about an error that goes on; the time doubles up to this."""
 
 
 class SqsLeaseTrigger(BaseEventTrigger):
-    """Starts runs by messages: use it in an ``AssetWatcher`` of the asset that a DAG is scheduled on.
+    """The trigger that starts runs when there are messages: use it in an ``AssetWatcher`` of the DAG's asset.
 
     For example::
 
@@ -73,20 +73,20 @@ class SqsLeaseTrigger(BaseEventTrigger):
             with sqs_lease("orders", event=orders_queue, max_messages=100) as orders:
                 load(orders)
 
-    It only counts the messages. The run receives them; how many and which is said there.
+    It only counts the messages. The run receives them, by the options of its ``sqs_lease()``.
 
     Args:
         queue_url: The queue's URL, name or ARN.
         poll_interval: How often the messages are counted: seconds or a ``timedelta``, 2 s by default, 1 s at least.
             Each count is one request: every 2 s is 1.3 million a month, 0.52 USD.
-        shortest_pause: The shortest time between two events, 5 s by default. A DAG gets a run so often while its runs
-            take messages and there are more, up to its ``max_active_runs``.
+        shortest_pause: The shortest time between two events, 5 s by default. While runs take messages and there are
+            more, a DAG gets a new run this often, up to its ``max_active_runs``.
         longest_pause: The longest time between two events while there are messages, 5 minutes by default. The time
-            grows up to it while events lead to nothing: no slot is free, or the messages fail again and again.
+            grows up to it while events have no effect: slots are missing, or the messages fail again and again.
         aws_conn_id: The Airflow connection; None for boto3's default credentials.
         region_name: The AWS region; None takes the connection's.
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's.
-        botocore_config: Arguments of ``botocore.config.Config``; as a text, the same in JSON.
+        botocore_config: Arguments of ``botocore.config.Config``, as a mapping or as JSON.
 
     Raises:
         ValueError: A value is out of range, or ``queue_url`` is not a queue name, URL or ARN.
@@ -94,13 +94,13 @@ class SqsLeaseTrigger(BaseEventTrigger):
     """
 
     def __new__(cls, *queue_url: Any, **options: Any) -> Self:
-        """Refuse options of the sensor, and no queue at all; Python would not say what to write instead."""
+        """Refuse options of the sensor, and a missing queue; Python would not say what to write instead."""
         refuse_sensor_options(cls.__name__, options)
         if not queue_url and "queue_url" not in options:
             raise TypeError(f"{cls.__name__} needs queue_url, the queue's URL, name or ARN: {cls.__name__}('orders')")
         return super().__new__(cls)
 
-    # A DAG file gives no text as botocore_config, so its author sees each error as it is.
+    # A stored botocore_config is a string. DAG files give a mapping, so their authors see each error as it is.
     @raises_type_errors_only(where=lambda arguments: isinstance(arguments.get("botocore_config"), str))
     def __init__(
         self,
@@ -143,7 +143,7 @@ class SqsLeaseTrigger(BaseEventTrigger):
         )
 
     def shared_stream_key(self) -> Hashable:
-        """Name the poll that this watcher can share: the same queue, reached in the same way and counted as often."""
+        """Return the key of the poll that watchers share: the same queue, connection and interval."""
         return type(self).__qualname__, self.queue_url, self.connection, self.poll_seconds
 
     @classmethod
@@ -176,30 +176,30 @@ class SqsLeaseTrigger(BaseEventTrigger):
                 yield TriggerEvent(counted.payload())  # type: ignore[no-untyped-call]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Count for this watcher alone, where its poll is not shared."""
+        """Count for this watcher alone, if its poll is not shared."""
         async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
             yield event
 
 
 @dataclass(frozen=True, slots=True)
 class CountedQueue:
-    """One count, as watchers are given it.
+    """One count, as watchers get it.
 
     Attributes:
         queue_url: The queue.
-        counts: How many messages it has.
+        counts: Its numbers of messages.
     """
 
     queue_url: str
     counts: QueueCounts
 
     def payload(self) -> dict[str, Any]:
-        """Return what an event says. Airflow logs it and keeps it for good, so nothing of the messages is in it."""
+        """Return the payload of an event. Airflow logs it and keeps it for good, so it has no part of the messages."""
         return {"queue_url": self.queue_url, "messages": self.counts.visible}
 
 
 class _Poll:
-    """Counts one queue again and again.
+    """The repeated count of one queue.
 
     Args:
         watcher: One of the watchers.
@@ -221,7 +221,7 @@ class _Poll:
         try:
             counted = await self._count()
         except Exception as error:
-            # Whatever it is: a poll that ends takes all its watchers with it.
+            # Any error is caught, because the end of a poll would end all its watchers.
             if not isinstance(error, SqsError | OSError):
                 logger.exception("Counting the messages of %s failed unexpectedly", self._queue)
             await self._outage.wait(error)
@@ -249,7 +249,7 @@ class _Poll:
 
 @dataclass(slots=True)
 class _Outage:
-    """Waits after each error, longer each time. It logs a new error at once, and the same error less and less often."""
+    """The waits after errors, longer each time. A new error is logged at once, the same one less and less often."""
 
     queue_url: str
     clock: Clock

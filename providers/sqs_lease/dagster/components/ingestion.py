@@ -1,9 +1,9 @@
 """An asset that is ingested from a queue by Spark, declared in YAML.
 
-Its parts are checked against their schema by ``dg check yaml``, and wholly when they are loaded.
+``dg check yaml`` checks its parts against their schema; the full checks run when the component is loaded.
 """
 
-# Dagster reads the annotations of these models, so this module has no postponed ones.
+# No postponed annotations here: Dagster reads the annotations of these models.
 
 import sys
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ KIND: Final = "kind"
 
 
 def _schema_by_kind(kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """A JSON schema that tells by the kind which keys are missing or unknown; a text, a template, passes."""
+    """Return a JSON schema that finds missing and unknown keys by the kind; a string, a template, passes."""
     return {
         "allOf": [
             {
@@ -49,7 +49,7 @@ class SqsIngestionComponent(LeasedAssetComponent):
     """A table as an asset: each materialization ingests a batch of a queue's messages by Spark, each exactly once."""
 
     source: dict[str, Any] = Field(
-        description="What the messages are: its kind, and the kind's own keys.",
+        description="The form of the messages: its kind, and the kind's own keys.",
         json_schema_extra=_schema_by_kind(SOURCES),
         examples=[{KIND: "json", "schema": "order_id BIGINT NOT NULL, total DOUBLE"}],
     )
@@ -60,13 +60,13 @@ class SqsIngestionComponent(LeasedAssetComponent):
     )
     rejects: dict[str, Any] | None = Field(
         default=None,
-        description="The table for messages that are no records. Without it they are failed, see lease.on_failure.",
+        description="Table for rejected messages. If unset, they fail (see lease.on_failure).",
         json_schema_extra=_schema_by_kind(SINKS),
         examples=[{KIND: "delta", "path": "/data/rejected_orders"}],
     )
     workspace: str = Field(
-        description="Directory for the files of batches under way: an absolute path by which the driver and all "
-        "executors reach it."
+        description="Directory for the files of batches under way: an absolute path that the driver and all executors "
+        "reach."
     )
     spark_conf: dict[str, Any] = Field(default={}, description="Settings of the Spark session.")
     spark: str = Field(
@@ -75,17 +75,18 @@ class SqsIngestionComponent(LeasedAssetComponent):
         "sc://host:15002 behind a Connect server.",
     )
     python: str | None = Field(
-        default=None, description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one."
+        default=None,
+        description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one by default.",
     )
 
     @model_validator(mode="after")
     def _can_be_ingested(self) -> Self:
-        # Its errors begin with the key that is wrong: source, sink, rejects, workspace or spark_conf.
+        # The errors begin with the wrong key: source, sink, rejects, workspace or spark_conf.
         IngestionSpec.parse(self.spec())
         return self
 
     def spec(self) -> dict[str, Any]:
-        """What the job is given: see ``sqs_lease/ingestion/spec.py``."""
+        """Return the spec of the job, see ``sqs_lease/ingestion/spec.py``."""
         spec: dict[str, Any] = {
             "version": VERSION,
             "source": dict(self.source),
@@ -96,7 +97,7 @@ class SqsIngestionComponent(LeasedAssetComponent):
         return spec if self.rejects is None else {**spec, "rejects": dict(self.rejects)}
 
     def get_asset_spec(self) -> dg.AssetSpec:
-        """The asset of the YAML, with the table's metadata, and with kinds if it has none."""
+        """Return the asset of the YAML, with the table's metadata, and with kinds if it does not have its own."""
         kinds = {"sqs", "pyspark", storage_kind(self.spec())}
         spec = self.asset if self.asset.kinds else self.asset.merge_attributes(kinds=kinds)
         return spec.merge_attributes(metadata={**table_metadata(self.spec()), **spec.metadata})

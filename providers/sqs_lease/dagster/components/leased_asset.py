@@ -1,6 +1,6 @@
-"""An asset whose materializations work on a batch of messages each, by a Python function or by a subclass."""
+"""An asset with materializations that work on a batch of messages each, by a Python function or by a subclass."""
 
-# Dagster reads the annotations of these models, so this module has no postponed ones.
+# No postponed annotations here: Dagster reads the annotations of these models.
 
 import inspect
 from abc import abstractmethod
@@ -29,34 +29,34 @@ from sqs_lease.dagster.resource import SqsQueueResource
 
 
 class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
-    """An asset that is materialized from a batch of messages, with its checks, and a sensor if it is asked for.
+    """An asset that is materialized from a batch of messages, with its checks, and a sensor if it is declared.
 
-    To be inherited from: :meth:`execute` is the work, and :meth:`get_asset_spec` the asset.
+    A base class: :meth:`execute` is the work, and :meth:`get_asset_spec` the asset.
     """
 
-    # The errors say which key is wrong; a password that was put there by mistake is not to be shown.
+    # Errors name the wrong key, but not its value, which may be a password by mistake.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     queue: QueueOptions = Field(description="The queue.", json_schema_extra=errors_at_keys_of_a_queue)
     lease: LeaseOptions = Field(
         default=LeaseOptions(),
-        description="How a batch is received and kept.",
+        description="Options of the receive and of the leases.",
         json_schema_extra=errors_at_their_keys,
     )
     asset: dg.ResolvedAssetSpec = Field(description="The asset.", json_schema_extra=errors_at_their_keys)
     retries: RetryOptions | None = Field(
         default=None,
-        description="Retries of the step; none by default.",
+        description="Retries of the step; no retries by default.",
         json_schema_extra=errors_at_their_keys,
     )
     backlog_check: BacklogCheckOptions | None = Field(
         default=None,
-        description="A check of what waits in the queue, beside the one of the leases; none by default.",
+        description="A check of the queue's backlog, beside the one of the leases; no check by default.",
         json_schema_extra=errors_at_their_keys,
     )
     backlog_sensor: BacklogSensorOptions | None = Field(
         default=None,
-        description="A sensor that starts runs when messages wait; none by default.",
+        description="A sensor that starts runs when messages wait; no sensor by default.",
         json_schema_extra=errors_at_their_keys,
     )
 
@@ -73,11 +73,11 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         """
 
     def get_asset_spec(self) -> dg.AssetSpec:
-        """The asset as Dagster shows it: that of the YAML, by default."""
+        """Return the asset as Dagster shows it: that of the YAML, by default."""
         return self.asset
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The asset, its checks, and the sensor if there is one."""
+        """Return the asset, its checks, and the sensor if there is one."""
         queue, spec = resource_of(self.queue, context), self.get_asset_spec()
         return dg.Definitions(
             assets=[self._asset(queue, spec)],
@@ -128,10 +128,10 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _result(returned: object, key: dg.AssetKey) -> dg.MaterializeResult[Any]:
-    """What the materialization is.
+    """Return the materialization for a result of the work.
 
     Raises:
-        TypeError: The work returned something else.
+        TypeError: The work returned another type.
     """
     if returned is None:
         return dg.MaterializeResult(asset_key=key)
@@ -148,7 +148,7 @@ _CONTEXT: Final = "context"
 
 @dg.scaffold_with(FunctionScaffolder)
 class SqsFunctionComponent(LeasedAssetComponent):
-    """An asset: each materialization has a Python function work on a batch of messages.
+    """An asset: each materialization calls a Python function with a batch of messages.
 
     ::
 
@@ -176,7 +176,7 @@ class SqsFunctionComponent(LeasedAssetComponent):
         if not len(batch):
             return None
         function = _function(self.function)
-        # Whatever it returns: the caller checks it.
+        # The caller checks the type of the result.
         return function(context, batch) if _takes_context(function) else function(batch)  # type: ignore[no-any-return]
 
 
@@ -198,13 +198,13 @@ def _function(path: str) -> Callable[..., Any]:
         raise ValueError(f"function: {path!r} is not a function")
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_kind(function) for is_kind in kinds):
-        raise ValueError(f"function: {path!r} is a generator or asynchronous; its work would be left undone")
+        raise ValueError(f"function: {path!r} is a generator or asynchronous, so its work would not be done")
     arguments = ["context", "messages"] if _takes_context(function) else ["messages"]
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise ValueError(f"function: {path!r} cannot be called with the messages of a batch: {error}") from None
-    return function  # type: ignore[no-any-return]  # resolve_name() tells no type
+    return function  # type: ignore[no-any-return]  # resolve_name() returns Any
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:

@@ -1,9 +1,9 @@
 """Blocks of keys that components share: the queue, the lease, retries, the sensor and the check of the backlog.
 
-And what `dg scaffold` writes for a component: a ``defs.yaml`` to be filled in, which can be loaded as it is.
+The scaffolders are here too: `dg scaffold` writes a ``defs.yaml`` for a component, which can be loaded as it is.
 """
 
-# Dagster reads the annotations of these models, so this module has no postponed ones.
+# No postponed annotations here: Dagster reads the annotations of these models.
 
 import math
 from pathlib import Path
@@ -23,12 +23,12 @@ _TEMPLATES: Final = Path(__file__).parent
 
 
 class TemplateScaffolder(dg.Scaffolder):
-    """Writes the template of a component, the file beside this one that a subclass names; scaffolders have no state."""
+    """The scaffolder of a component, without state: a subclass names its template, a file beside this one."""
 
     template: str = ""
 
     def scaffold(self, request: dg.ScaffoldRequest) -> None:
-        """Write it; for Python, what Dagster writes for every component."""
+        """Write the template; in Python format, Dagster's usual text."""
         if request.scaffold_format != "yaml":
             dg.scaffold_component(request, {})
             return
@@ -38,25 +38,25 @@ class TemplateScaffolder(dg.Scaffolder):
 
 
 class QueueScaffolder(TemplateScaffolder):
-    """Of a queue."""
+    """The scaffolder of a queue."""
 
     template = "queue.yaml"
 
 
 class FunctionScaffolder(TemplateScaffolder):
-    """Of an asset by a Python function."""
+    """The scaffolder of an asset by a Python function."""
 
     template = "function.yaml"
 
 
 class IngestionScaffolder(TemplateScaffolder):
-    """Of an asset by Spark."""
+    """The scaffolder of an asset by Spark."""
 
     template = "ingestion.yaml"
 
 
 class BacklogSensorScaffolder(TemplateScaffolder):
-    """Of a sensor."""
+    """The scaffolder of a sensor."""
 
     template = "backlog_sensor.yaml"
 
@@ -65,10 +65,10 @@ COMPONENT: Final = "component"
 
 
 def errors_at_their_keys(schema: dict[str, Any]) -> None:
-    """Have the JSON schema of a field with keys of its own say which of them is wrong.
+    """Change the JSON schema of a field with keys of its own, so that errors name the wrong key.
 
-    Dagster also takes a text, a template, for every field. Of such a choice a validator can only say that no part of it
-    fits, which marks the whole block. So any mapping fits the choice, and the keys are checked beside it.
+    Dagster also takes a string, a template, for every field. For such a choice a validator can only report that no part
+    of it fits, which marks the whole block. So the choice takes any mapping, and the keys are checked beside it.
     """
     (keys,) = (choice for choice in schema["anyOf"] if "$ref" in choice)
     schema["anyOf"].append({"type": "object"})
@@ -76,33 +76,33 @@ def errors_at_their_keys(schema: dict[str, Any]) -> None:
 
 
 def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
-    # Not a constraint of the field: Dagster has those checked where a template stands yet.
-    # Written so that NaN, which compares false with everything, is refused too.
+    # Not a constraint of the field, because Dagster would check that against a template, too.
+    # The condition also refuses NaN, which compares false with everything.
     if number is not None and not minimum <= number < math.inf:
         raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
     return number
 
 
 def errors_at_keys_of_a_queue(schema: dict[str, Any]) -> None:
-    """The same for a queue, which is named here or is another component's."""
+    """Change the JSON schema of a queue, which is named here or belongs to another component, in the same way."""
     errors_at_their_keys(schema)
     keys = schema["then"]
     schema["then"] = {"allOf": [keys, {"if": {"not": {"required": [COMPONENT]}}, "then": {"required": ["name"]}}]}
 
 
 class QueueOptions(dg.Model, dg.Resolvable):
-    """How a queue is reached; what is not given is boto3's usual."""
+    """The access to a queue; missing settings come from boto3's usual places."""
 
     name: str | None = Field(default=None, description="The queue's name, ARN or URL.")
     component: str | None = Field(
         default=None,
-        description="In place of all other keys: where a SqsQueueComponent is, as a path in the defs folder.",
+        description="In place of all other keys: the path of a SqsQueueComponent in the defs folder.",
     )
     region_name: str | None = Field(default=None, description="The AWS region.")
     endpoint_url: str | None = Field(default=None, description="The URL of SQS, for a custom endpoint.")
     profile_name: str | None = Field(default=None, description="A profile of the AWS configuration files.")
     role_arn: str | None = Field(default=None, description="A role to assume.")
-    use_ssl: bool = Field(default=True, description="Whether to use TLS where endpoint_url does not say so.")
+    use_ssl: bool = Field(default=True, description="Whether to use TLS if endpoint_url has no scheme.")
     verify: bool | None = Field(default=None, description="Whether TLS certificates are verified, as by default.")
 
     @field_validator("name")
@@ -114,17 +114,17 @@ class QueueOptions(dg.Model, dg.Resolvable):
 
     @model_validator(mode="after")
     def _is_here_or_elsewhere(self) -> Self:
-        # By their values: Dagster sets all fields, also those that are not in the YAML.
+        # Compared by value, because Dagster sets all fields, also those that are not in the YAML.
         fields = type(self).model_fields
         given = [key for key in fields if key != COMPONENT and getattr(self, key) != fields[key].default]
         if self.component is None and self.name is None:
             raise ValueError("queue needs name: the queue's name, ARN or URL (or component: a SqsQueueComponent)")
         if self.component is not None and given:
-            raise ValueError(f"queue.component says all of the queue: {', '.join(given)} cannot stand beside it")
+            raise ValueError(f"queue.component has all settings of the queue: remove {', '.join(given)}")
         return self
 
     def resource(self) -> SqsQueueResource:
-        """The queue that is named here, as a resource."""
+        """Return the queue that is named here, as a resource."""
         return SqsQueueResource(
             queue=str(self.name),
             region_name=self.region_name,
@@ -137,14 +137,14 @@ class QueueOptions(dg.Model, dg.Resolvable):
 
 
 class LeaseOptions(dg.Model, dg.Resolvable):
-    """How a batch is received and kept."""
+    """The options of the receive and of the leases."""
 
     max_messages: int = Field(default=options.DEFAULT_MAX_MESSAGES, description="Most messages of one run.")
     wait_seconds: float = Field(
         default=options.DEFAULT_WAIT_SECONDS, description="How long to wait for a first message."
     )
     linger_seconds: float = Field(
-        default=options.DEFAULT_LINGER_SECONDS, description="How long to wait for more once one came."
+        default=options.DEFAULT_LINGER_SECONDS, description="How long to wait for more messages after the first."
     )
     visibility_seconds: float | None = Field(
         default=None, description="The visibility timeout to receive with; the queue's own by default."
@@ -156,14 +156,14 @@ class LeaseOptions(dg.Model, dg.Resolvable):
     )
     on_failure: str | dict[str, Any] = Field(
         default="release",
-        description="What becomes of failed messages: release (the default), backoff, expire or dead_letter; or a "
+        description="The rule for failed messages: release (the default), backoff, expire or dead_letter; or a "
         "mapping of its kind and its arguments, such as {kind: backoff, initial: 30}.",
     )
 
     @field_validator("max_messages", "wait_seconds", "linger_seconds")
     @classmethod
     def _is_an_option(cls, number: float, info: ValidationInfo) -> float:
-        # One by one, so that the error is at its key.
+        # Options are checked one by one, so that the error is at its key.
         option: dict[str, Any] = {str(info.field_name).removesuffix("_seconds"): number}
         options.LeaseOptions.of(**option)
         return number
@@ -178,7 +178,7 @@ class LeaseOptions(dg.Model, dg.Resolvable):
         return self
 
     def renewal_policy(self) -> RenewalPolicy:
-        """The policy with its visibility timeout.
+        """Return the policy with its visibility timeout.
 
         Raises:
             ValueError: There is no such policy, or the visibility timeout is out of range.
@@ -187,7 +187,7 @@ class LeaseOptions(dg.Model, dg.Resolvable):
         return resolve_policy(self.policy, visibility=self.visibility_seconds)
 
     def failure_rule(self) -> FailureRule:
-        """What becomes of failed messages.
+        """Return the rule for failed messages.
 
         Raises:
             ValueError: There is no such rule, or an argument is out of range.
@@ -197,10 +197,10 @@ class LeaseOptions(dg.Model, dg.Resolvable):
 
 
 class RetryOptions(dg.Model, dg.Resolvable):
-    """How often a step that failed is tried again, each time with messages that it receives anew."""
+    """The retries of a failed step; each receives its messages again."""
 
-    max_retries: int = Field(default=1, description="How often at most.")
-    delay_seconds: float | None = Field(default=None, description="How long to wait before.")
+    max_retries: int = Field(default=1, description="Most retries.")
+    delay_seconds: float | None = Field(default=None, description="How long to wait before a retry.")
 
     @field_validator("max_retries", "delay_seconds")
     @classmethod
@@ -209,16 +209,18 @@ class RetryOptions(dg.Model, dg.Resolvable):
 
 
 class BacklogSensorOptions(dg.Model, dg.Resolvable):
-    """When a sensor starts runs: see ``build_sqs_backlog_sensor``."""
+    """The rules by which a sensor starts runs: see ``build_sqs_backlog_sensor``."""
 
-    min_messages: int = Field(default=1, description="From how many visible messages on.")
-    max_wait_seconds: float | None = Field(default=None, description="After what time for fewer; never by default.")
+    min_messages: int = Field(default=1, description="The number of visible messages that starts a run.")
+    max_wait_seconds: float | None = Field(
+        default=None, description="The time after which fewer messages start a run; never by default."
+    )
     max_concurrent_runs: int = Field(default=1, description="Most runs at once.")
     minimum_interval_seconds: int = Field(default=30, description="Least time between two looks at the queue.")
-    running: bool = Field(default=False, description="Whether it runs without being switched on.")
+    running: bool = Field(default=False, description="Whether the sensor runs without being switched on.")
 
     def arguments(self) -> dict[str, Any]:
-        """The same as arguments of ``build_sqs_backlog_sensor``."""
+        """Return the same as arguments of ``build_sqs_backlog_sensor``."""
         return {
             "min_messages": self.min_messages,
             "max_wait": self.max_wait_seconds,
@@ -239,13 +241,13 @@ class BacklogSensorOptions(dg.Model, dg.Resolvable):
 
 
 class BacklogCheckOptions(dg.Model, dg.Resolvable):
-    """When the queue's backlog is a warning: see ``build_sqs_backlog_check``."""
+    """The limits of the queue's backlog: see ``build_sqs_backlog_check``."""
 
     max_visible: int | None = Field(
         default=None, description="How many messages may wait to be received; any number by default."
     )
     max_dead_letters: int = Field(
-        default=0, description="How many messages may be in the dead-letter queue; none by default."
+        default=0, description="How many messages may be in the dead-letter queue; 0 by default."
     )
 
     @field_validator("max_visible", "max_dead_letters")

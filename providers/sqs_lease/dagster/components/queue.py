@@ -1,6 +1,6 @@
-"""A queue declared in YAML once, for Python code and other components to name; and a sensor of a queue's backlog."""
+"""A queue that is declared in YAML once, for Python code and other components; and a sensor of a queue's backlog."""
 
-# Dagster reads the annotations of these models, so this module has no postponed ones.
+# No postponed annotations here: Dagster reads the annotations of these models.
 
 from typing import Self
 
@@ -28,7 +28,7 @@ class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
 
     model_config = ConfigDict(extra="forbid")
 
-    resource_key: str = Field(description="The key of the resource, by which assets and ops of Python code take it.")
+    resource_key: str = Field(description="The key of the resource, which assets and ops of Python code use.")
     queue: QueueOptions = Field(description="The queue.", json_schema_extra=errors_at_keys_of_a_queue)
 
     @model_validator(mode="after")
@@ -38,20 +38,20 @@ class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
         return self
 
     def get_resource(self) -> SqsQueueResource:
-        """The queue as a resource."""
+        """Return the queue as a resource."""
         return self.queue.resource()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The resource."""
+        """Return the resource."""
         return dg.Definitions(resources={self.resource_key: self.get_resource()})
 
 
 def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQueueResource:
-    """The resource of a queue that is named by a component, or that another component is.
+    """Return the resource of a queue that a component names, by its settings or by another component.
 
     Args:
-        queue: How the queue is named.
-        context: Where the naming component is loaded.
+        queue: The queue's settings.
+        context: The load context of the component that names it.
 
     Raises:
         ValueError: There is nothing at ``queue.component``.
@@ -70,7 +70,7 @@ def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQue
 
 @dg.scaffold_with(BacklogSensorScaffolder)
 class SqsBacklogSensorComponent(dg.Component, BacklogSensorOptions):
-    """Starts runs of assets when messages wait; it receives none. See ``build_sqs_backlog_sensor``."""
+    """A sensor that starts runs of assets when messages wait; the runs receive. See ``build_sqs_backlog_sensor``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,7 +83,7 @@ class SqsBacklogSensorComponent(dg.Component, BacklogSensorOptions):
     run_tags: dict[str, str] = Field(default={}, description="Tags of the runs.")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The sensor."""
+        """Return the sensor."""
         sensor = build_sqs_backlog_sensor(
             self.name,
             resource_of(self.queue, context),

@@ -1,19 +1,19 @@
-"""A batch that several processes work on: a directory with its messages, and with what each piece of work failed.
+"""A batch that several processes work on: a directory with its messages, and a report of each piece of work.
 
 The files of a batch, all directly in its directory:
 
 - ``messages.parquet``: the messages, a manifest (``sqs_lease/batch_files/manifest.py``);
-- ``work-<name>-<digest>.json``: one for each *piece of work* (a step of a run) that began to work on the messages: what
-  it failed of them, and the exception that ended it, if one did. Each is written by one process at a time.
+- ``work-<name>-<digest>.json``: one for each *piece of work* (a step of a run) that began to work on the messages: the
+  messages that it failed, and the exception that ended it, if any. Each is written by one process at a time.
 
-The holder of the leases may keep files of its own beside them (:meth:`BatchFolder.put`). There is no receipt handle in
-those above, so their readers can neither delete nor release a message.
+The holder of the leases may keep files of its own beside them (:meth:`BatchFolder.put`). The files above have no
+receipt handles, so their readers can neither delete nor release a message.
 
-A *workspace* is a directory with those of many runs, which all of their processes share. The executor makes one in it
-for its run, and removes later what a crash left.
+A *workspace* is a directory with the batches of many runs, which all of their processes share. The executor makes the
+directory of its run in it, and a later run removes directories that a crash left.
 
-Nothing here knows an orchestrator. Everything blocks. The messages need the extra ``manifest``; it is imported where
-they are written or read.
+This module does not depend on an orchestrator. All its functions block. The messages need the extra ``manifest``, which
+is imported when they are written or read.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
 
 
-def check_workspace(workspace: object, whose: str) -> None:
+def check_workspace(workspace: object, owner: str) -> None:
     """Check a workspace when it is set.
 
     Args:
         workspace: An absolute path.
-        whose: What it is the workspace of, for the error.
+        owner: The object that it is the workspace of, for the error.
 
     Raises:
-        TypeError: It is no text.
-        ValueError: It is something else than an absolute path.
+        TypeError: It is not a string.
+        ValueError: It is not an absolute path.
     """
     if not isinstance(workspace, str):
-        raise TypeError(f"workspace of {whose} must be a text, the absolute path of a directory, not {workspace!r}")
+        raise TypeError(f"workspace of {owner} must be a string, the absolute path of a directory, not {workspace!r}")
     if not workspace.startswith("/"):
         raise ValueError(
-            f"workspace of {whose} must be the absolute path of a directory that all processes of its runs share, not "
-            f"{workspace!r}: they need not have the same working directory. An object store will not do: messages and "
-            "receipt handles are written there for their owner alone, and its readers could delete the messages"
+            f"workspace of {owner} must be the absolute path of a directory that all processes of its runs share, not "
+            f"{workspace!r}: they may have different working directories. An object store is not possible: messages "
+            "and receipt handles are written for their owner alone, and readers of the store could delete the messages"
         )
 
 
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 _PREFIX: Final = "run-"
 
 LEFT_OVER_AFTER_SECONDS: Final = 24 * 3600.0
-"""Twice as long as SQS lets anybody hold a message: a process that still works on these files has lost all of it."""
+"""Twice the longest time that SQS allows to hold a message: a process that still uses such files has lost them all."""
 
 
 def run_batch_id(run_id: str) -> str:
@@ -75,22 +75,22 @@ def run_batch_id(run_id: str) -> str:
 
 
 def run_batch_path(workspace: str, run_id: str) -> str:
-    """Return where the batch of a run is."""
+    """Return the directory of a run's batch."""
     return f"{workspace.rstrip('/')}/{run_batch_id(run_id)}"
 
 
 def is_run_batch(path: str) -> bool:
-    """Whether a batch is one that the executor received, by where it is."""
+    """Whether the executor received a batch, judging by its path."""
     return path.rstrip("/").rpartition("/")[2].startswith(_PREFIX)
 
 
 def remove_left_over(workspace: str) -> int:
-    """Remove the batches of runs whose worker was killed, once nobody can hold their messages any more.
+    """Remove the batches of runs with a killed worker, when all their leases must have ended.
 
-    What cannot be removed is logged: nothing depends on it.
+    A directory that cannot be removed is logged, because nothing depends on it.
 
     Returns:
-        How many were removed.
+        The number of removed batches.
     """
     removed = 0
     oldest = time.time() - LEFT_OVER_AFTER_SECONDS
@@ -108,7 +108,7 @@ def _written_at(path: Path) -> float:
     try:
         return (path / MESSAGES).stat().st_mtime
     except FileNotFoundError:
-        # Not yet written, or removed by somebody else meanwhile.
+        # Not yet written, or removed by another process meanwhile.
         return float("inf")
 
 
@@ -121,7 +121,7 @@ _SHOWN_NAME_CHARACTERS: Final = 100
 
 
 class BatchFolderError(RuntimeError):
-    """The directory of a batch cannot be read; the text says which and what to do."""
+    """Error for a directory of a batch that cannot be read; the text has its path and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,16 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class PieceOfWork:
-    """What is known of one piece of work on the messages of a batch.
+    """The report of one piece of work on the messages of a batch.
 
     Attributes:
-        name: Which one, e.g. the key of the step.
-        attempt: Which attempt at it, e.g. the run's id and the number of the retry; a later one replaces it.
-        is_over: Whether it came to an end that it could report. Where it is false, it is under way, was killed or
-            interrupted.
+        name: Its name, e.g. the key of the step.
+        attempt: The attempt, e.g. the run's id and the number of the retry; a later one replaces it.
+        is_over: Whether it ended and could report that. If false, it is under way, was killed or interrupted.
         failed: The messages that it failed one by one: reasons by message id.
-        raised: The exception that ended it; None where none did.
-        errors: Of those that it failed, the classes of the exceptions behind it, by message id, where it said so.
-        done: The messages that it was done with one by one. A later attempt has no part in them any more.
+        raised: The exception that ended it; None without one.
+        errors: The classes of the exceptions behind failed messages, by message id, if it gave them.
+        done: The messages that it succeeded one by one. A later attempt does not get them.
         released: The messages that it gave back one by one.
     """
 
@@ -169,7 +168,7 @@ class PieceOfWork:
     released: frozenset[str] = frozenset()
 
     def has_settled(self, message_id: str) -> bool:
-        """Whether it said of a message what becomes of it."""
+        """Whether it succeeded, failed or released a message by its id."""
         return message_id in self.failed or message_id in self.done or message_id in self.released
 
 
@@ -229,7 +228,7 @@ class BatchFolder:
             ) from error
 
     def write(self, work: PieceOfWork) -> None:
-        """Write what is known of a piece of work, in place of what was known of it before.
+        """Write the report of a piece of work, in place of its earlier report.
 
         Raises:
             OSError: It cannot be written.
@@ -249,7 +248,7 @@ class BatchFolder:
         self.put(_file_name(work.name), json.dumps(content).encode())
 
     def read(self, name: str) -> PieceOfWork | None:
-        """Return what is known of a piece of work; None where it did not begin.
+        """Return the report of a piece of work; None if it did not begin.
 
         Raises:
             OSError: It cannot be read.
@@ -259,11 +258,11 @@ class BatchFolder:
         return None if content is None else self._decoded(_file_name(name), content)
 
     def pieces(self) -> dict[str, PieceOfWork]:
-        """Return what is known of each piece of work that began, by name.
+        """Return the reports of all pieces of work that began, by name.
 
         Raises:
-            OSError: It cannot be read.
-            BatchFolderError: A file is not what it should be.
+            OSError: A file cannot be read.
+            BatchFolderError: A file is damaged.
         """
         works: dict[str, PieceOfWork] = {}
         for path in listed(self.path):
@@ -273,9 +272,9 @@ class BatchFolder:
         return works
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file. Its readers see all of it, or what was there before.
+        """Write a small file. Its readers see all of it, or the file before it.
 
-        It can be read by its owner alone; the directory is made where it is missing.
+        Only its owner can read it; a missing directory is made.
 
         Raises:
             OSError: It cannot be written.
@@ -291,7 +290,7 @@ class BatchFolder:
             raise
 
     def get(self, name: str) -> bytes | None:
-        """Return a file's content; None where there is no such file.
+        """Return a file's content; None if there is no such file.
 
         Raises:
             OSError: It cannot be read.
@@ -323,12 +322,12 @@ class BatchFolder:
             return msgspec.json.decode(content, type=PieceOfWork)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BatchFolderError(
-                f"{self.path / name} does not say what a step did: has another program written it?"
+                f"{self.path / name} is not a step's report: was it written by another program?"
             ) from error
 
 
 def listed(path: Path) -> list[Path]:
-    """Return what is in a directory, in the order of the names; nothing where it is not there.
+    """Return the files of a directory, in the order of their names; an empty list if it does not exist.
 
     Raises:
         OSError: It cannot be read.
@@ -340,6 +339,6 @@ def listed(path: Path) -> list[Path]:
 
 
 def _file_name(name: str) -> str:
-    # Names may be longer than a file's, and hold any character; the digest tells apart those that look alike.
+    # Names may be too long for a file, and have any character; the digest tells similar ones apart.
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return f"{_WORK_PREFIX}{quote(name, safe='')[:_SHOWN_NAME_CHARACTERS]}-{digest}{_WORK_SUFFIX}"

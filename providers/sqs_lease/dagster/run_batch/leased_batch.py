@@ -1,14 +1,14 @@
-"""The messages of a run, for its steps: somebody else holds them, and is told what each step made of them.
+"""The messages of a run, for its steps: the run worker holds them, and settles them by the steps' reports.
 
-A step has them by :meth:`SqsQueueResource.lease <sqs_lease.dagster.resource.SqsQueueResource.lease>`, like messages
-that it receives itself, and may treat them alike. What it settles is written down, and carried out when the run ends:
+A step gets them by :meth:`SqsQueueResource.lease <sqs_lease.dagster.resource.SqsQueueResource.lease>`, and uses them
+like messages that it receives itself. Its settlements are written down, and carried out when the run ends, because
 other steps work on the same messages.
 
-**A step ends with its run worker.** Dagster's multiprocess executor starts a process for each step. Where the run
-worker is killed, these live on, for as long as their work takes, while Dagster has the run down as failed. The messages
-that the run worker held come back by themselves then, so a step must not go on: within the block its process is ended.
-A step that the run worker did not start, in another container or on another machine, cannot see whether it is gone. So
-:func:`is_of_run_worker` tells the one from the other, and the latter is refused the batch.
+**A step ends with its run worker.** Dagster's multiprocess executor starts a process for each step. If the run worker
+is killed, these processes live on, for as long as their work takes, although the run has failed for Dagster. The
+messages of the run worker come back by themselves then, so a step must not go on: within the block its process is
+ended. A step that the run worker did not start, in another container or on another machine, cannot see whether it is
+gone. :func:`is_of_run_worker` tells the two apart, and such a step does not get the batch.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ INTERRUPTED_SECONDS: Final = 3.0
 """How long a step may take to end by the interruption."""
 
 EXIT_CODE: Final = 70
-"""What an orphan exits with, that nobody waits for."""
+"""The exit code of an orphaned step; no process waits for it."""
 
 
 @contextmanager
 def ended_with_run_worker() -> Iterator[None]:
     """Within the block, end this process if it is a step's and its run worker ends.
 
-    First the step is interrupted, as it is when its run is terminated: so it also stops what it started itself, such
-    as the process behind a Pipes client. Whatever it does, after :data:`INTERRUPTED_SECONDS` the process exits on the
-    spot and runs nothing more: code that catches the interruption, or waits where none reaches it, must not go on.
+    First the step is interrupted, as when its run is terminated, so that it also stops its own child processes, such as
+    the one behind a Pipes client. After :data:`INTERRUPTED_SECONDS` the process exits at once in any case: code that
+    catches the interruption, or that it does not reach, must not go on.
     """
     worker = run_worker()
     if worker is None:
@@ -111,7 +111,7 @@ def _watch(worker_ends: int, left: Connection) -> None:
     if worker_ends not in ready:
         left.close()
         return
-    logger.error("The run worker is gone: this step ends, because its messages are given to others")
+    logger.error("The run worker is gone: this step ends, because others will receive its messages")
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
@@ -120,10 +120,10 @@ def _watch(worker_ends: int, left: Connection) -> None:
 
 
 BATCH_TAG: Final = "sqs_lease/batch"
-"""The run's tag that says where its batch is: the absolute path of the directory."""
+"""The run's tag with the directory of its batch, an absolute path."""
 
 CALLED_DIRECTLY: Final = "called directly"
-"""What a piece of work is called where there is no step, as in a test."""
+"""The name of a piece of work without a step, as in a test."""
 
 
 def attempt_name(run_id: str, retry_number: int) -> str:
@@ -131,7 +131,7 @@ def attempt_name(run_id: str, retry_number: int) -> str:
 
     Args:
         run_id: The run.
-        retry_number: Which retry of the step within it; 0 is the first attempt.
+        retry_number: The number of the step's retry within the run; 0 is the first attempt.
     """
     return f"{run_id}/{retry_number}"
 
@@ -139,16 +139,16 @@ def attempt_name(run_id: str, retry_number: int) -> str:
 class RunBatch(LeasedBatch):
     """The messages of a run, in the order they were received, as one step sees them.
 
-    The run's executor or sensor holds them, and settles them when the run has ended. What a step says of a message is
-    written down at once, and is what becomes of the message unless another step says otherwise:
+    The run's executor holds them, and settles them when the run has ended. A step's report on a message is written down
+    at once, and decides about the message together with those of the other steps:
 
     - ``succeed``: this step is done with it. It is deleted when every other step is done with it, too; a retry of this
       step does not get it again.
-    - ``fail``: it is settled by the failure rule of the executor or sensor.
-    - ``release``: it is visible again, whatever the failure rule.
+    - ``fail``: it is settled by the executor's failure rule.
+    - ``release``: it is visible again, without the failure rule.
 
-    What an attempt released that Dagster tries again is forgotten: the next attempt gets it again. What was failed is
-    not given to later attempts, nor to steps that begin afterwards.
+    If Dagster retries the step, its releases are forgotten: the next attempt gets those messages again. Failed messages
+    are not given to later attempts, nor to steps that begin afterwards.
 
     Attributes:
         batch_id: Names the batch.
@@ -156,7 +156,7 @@ class RunBatch(LeasedBatch):
 
     def __init__(self, held: HeldBatch, work: PieceOfWork, *, is_rest: bool, failed: Collection[str] = ()) -> None:
         left_out = {*work.done, *failed}
-        # What an earlier block of the same attempt had, it is done with: see _begun().
+        # An earlier block of the same attempt was done with its messages: see _begun().
         messages = () if is_rest else [each for each in held.manifest.messages if each.message_id not in left_out]
         super().__init__(messages, held.manifest.queue_url)
         self.batch_id = held.manifest.batch_id
@@ -166,9 +166,9 @@ class RunBatch(LeasedBatch):
         self._lock = threading.Lock()
 
     def still_held(self, message: Message | str) -> bool:
-        """Whether a message is still this step's to work on: it did not settle it, and the batch is not being settled.
+        """Whether this step may still work on a message: it did not settle it, and the batch is not being settled.
 
-        The process that holds it does not tell steps of a single lease that was lost.
+        The process that holds the batch does not report single lost leases to steps.
 
         Raises:
             KeyError: It is not of this batch.
@@ -177,14 +177,14 @@ class RunBatch(LeasedBatch):
         (chosen,) = self._chosen(message)
         if self._is_over or self._work.has_settled(chosen.message_id):
             return False
-        # What was settled is removed.
+        # The directory of a settled batch is removed.
         return self._folder.read(self._work.name) is not None
 
     def flush(self) -> None:
-        """Return at once: what is settled is written down by then, and SQS is told when the run ends."""
+        """Return at once: settlements are already written down, and sent to SQS when the run ends."""
 
     def succeed(self, messages: Messages) -> None:
-        """This step is done with these: a retry of it does not get them, and no exception of it fails them.
+        """Succeed messages in this step: a retry of it does not get them, and its exceptions do not fail them.
 
         Raises:
             KeyError: One is not of this batch.
@@ -194,11 +194,11 @@ class RunBatch(LeasedBatch):
         self._settle(messages, lambda work, ids: replace(work, done=work.done | ids))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """These failed for good: they are settled by the failure rule when the run ends, whatever else succeeds.
+        """Fail messages for good: the failure rule settles them when the run ends, even if other steps succeed.
 
         Args:
             messages: Messages of this batch, or their ids.
-            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+            reason: The reason, for people; it becomes a message attribute of dead-lettered messages.
             errors: The classes of the exception that failed them, as for :meth:`LeasedBatch.fail`.
 
         Raises:
@@ -216,7 +216,7 @@ class RunBatch(LeasedBatch):
         self._settle(messages, failed)
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """These failed for good, each for a reason of its own.
+        """Fail messages for good, each for a reason of its own.
 
         Args:
             reasons: By message id; see :meth:`fail`.
@@ -234,7 +234,7 @@ class RunBatch(LeasedBatch):
         self._settle(list(reasons), failed)
 
     def release(self, messages: Messages) -> None:
-        """The work of these is not at fault, and not done: they are visible again when the run ends.
+        """Release messages that were not processed and are not at fault: they are visible again when the run ends.
 
         Raises:
             KeyError: One is not of this batch.
@@ -244,7 +244,7 @@ class RunBatch(LeasedBatch):
         self._settle(messages, lambda work, ids: replace(work, released=work.released | ids))
 
     def report(self) -> LeaseReport:
-        """Say that all are held: until the run ends, nothing of them is settled, whatever this step said."""
+        """Report all messages as held: they are settled only when the run ends."""
         count = len(self)
         return LeaseReport(
             received=count,
@@ -262,7 +262,7 @@ class RunBatch(LeasedBatch):
         )
 
     def failed(self) -> dict[str, str]:
-        """The reasons of what was failed so far, by message id."""
+        """Return the reasons of the failed messages so far, by message id."""
         return dict(self._work.failed)
 
     def begin(self) -> None:
@@ -285,7 +285,7 @@ class RunBatch(LeasedBatch):
             self._report()
 
     def drop(self) -> None:
-        """Write nothing any more: the generator that the block is in was given up, and a later attempt may be on."""
+        """Stop writing reports: the block's generator was given up, and a later attempt may have begun."""
         with self._lock:
             self._is_over = True
 
@@ -300,24 +300,24 @@ class RunBatch(LeasedBatch):
                 self._report()
 
     def _report(self) -> None:
-        """Write down what the step said, unless the batch is gone or another attempt took over meanwhile."""
+        """Write down the step's report, unless the batch is gone or another attempt took over meanwhile."""
         now = self._folder.read(self._work.name)
         if now is None or now.attempt != self._work.attempt:
-            logger.warning("How %s of step %s ended does not count any more", self._work.attempt, self._work.name)
+            logger.warning("The end of %s of step %s no longer counts", self._work.attempt, self._work.name)
             return
         self._folder.write(self._work)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """A batch that somebody holds for a run: its directory, and the messages that were found there."""
+    """A batch that the run worker holds for a run: its directory, and the messages that were found there."""
 
     folder: BatchFolder
     manifest: Manifest
 
 
 def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
-    """Return the messages of a queue that somebody holds for a run; None where nobody does.
+    """Return the messages of a queue that the run worker holds for a run; None if it holds no such batch.
 
     Args:
         context: The context of an op or asset of the run.
@@ -340,8 +340,8 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
 def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     """Work on the messages of the run, in one of its steps.
 
-    What the step settles is passed on at once, and the exception that ends the block when it ends; with
-    ``MessageFailed`` only the messages that it names have failed. The exception goes on.
+    The step's settlements are written down at once, and the exception that ends the block when it ends; with
+    ``MessageFailed`` only the messages that it names have failed. The exception is raised again.
 
     In a process that the multiprocess executor started, the block also ends the step when the run worker is gone: see
     :mod:`sqs_lease.dagster.run_batch.leased_batch`.
@@ -355,12 +355,12 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
 
     Raises:
         BatchFolderError: The batch cannot be read, or is being settled: the run came too late.
-        OSError: What the step made of its messages cannot be written.
+        OSError: The step's report cannot be written.
     """
     folder = held.folder
     work, is_rest = _begun(context, folder)
     with ended_with_run_worker():
-        # What has failed, by any step in any attempt, is not worked on any more.
+        # Messages that failed, in any step and any attempt, are no longer worked on.
         failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
@@ -370,12 +370,12 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             batch.drop()
             raise
         except BaseException as error:
-            # Also where the step is interrupted: the run is given up then, and nothing is deleted for it.
+            # Also if the step is interrupted: the run is given up then, and its messages are not deleted.
             batch.end(Raised.by(error) if isinstance(error, Exception) else None)
             raise
         else:
             batch.end(None)
-    # What becomes of the messages is known later: their holder adds that to the assets of the run.
+    # The outcome of the messages is known later: their holder adds it to the assets of the run.
     add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
 
 
@@ -384,7 +384,7 @@ def _batch_uri(context: Context) -> str | None:
     if step_key(context) is None:
         uri: str | None = op_context.get_tag(BATCH_TAG)
         return uri
-    # The context has the tags of the run when it was started, and its executor sets this one later.
+    # Read from the instance: the context has the tags of the run's start, and the executor sets this one later.
     run = context.instance.get_run_by_id(op_context.run_id)
     uri = op_context.get_tag(BATCH_TAG) if run is None else run.tags.get(BATCH_TAG)
     if uri is None or not is_run_batch(uri):
@@ -397,7 +397,7 @@ def _batch_uri(context: Context) -> str | None:
 
 
 def _refuse_elsewhere(context: Context) -> None:
-    """Refuse the batch of the run's worker where nothing ends this process before others receive its messages.
+    """Refuse the run worker's batch if this process would not be ended before others receive its messages.
 
     Raises:
         BatchFolderError: The run worker did not start this process.
@@ -407,7 +407,7 @@ def _refuse_elsewhere(context: Context) -> None:
         raise BatchFolderError(
             f"step {step_key(context)} of job {op_context.job_name} runs in process {os.getpid()} on "
             f"{socket.gethostname()}, which the worker of run {op_context.run_id} did not start. sqs_lease_executor "
-            "holds messages for steps in processes of the run worker alone: nothing would end this one before others "
+            "holds messages for steps in processes of the run worker alone: this one would not be ended before others "
             "receive its messages. Give the job the executor that launches its steps (executor_def=), without "
             "sqs_lease_executor, and lease in each step: queue.lease(context) then receives, holds and settles in the "
             "process of the step"
@@ -415,7 +415,7 @@ def _refuse_elsewhere(context: Context) -> None:
 
 
 def is_same_queue(one: str, other: str) -> bool:
-    """Whether two names, ARNs or URLs are of one queue, as far as they tell.
+    """Whether two names, ARNs or URLs can be of one queue.
 
     Args:
         one: A queue.
@@ -429,7 +429,7 @@ def is_same_queue(one: str, other: str) -> bool:
 
 
 def _account(queue: str) -> str | None:
-    """The account in an ARN or in a URL of the usual form."""
+    """Return the account in an ARN or in a URL of the usual form."""
     if (account := queue_reference(queue).account) is not None:
         return account
     before = queue.rstrip("/").rpartition("/")[0].rpartition("/")[2]
@@ -437,10 +437,10 @@ def _account(queue: str) -> str | None:
 
 
 def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
-    """The step's piece of work, and whether an earlier block of the attempt was done with its messages.
+    """Begin the step's piece of work; tell whether an earlier block of the attempt was done with its messages.
 
     Raises:
-        BatchFolderError: Another block of the attempt is open: each would write over what the other one says.
+        BatchFolderError: Another block of the attempt is open: each would overwrite the other's report.
     """
     key = step_key(context)
     op_context = context.op_execution_context
@@ -456,8 +456,8 @@ def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:
             f"step {work.name} works on the batch of run {op_context.run_id} already, in a block of lease() that it "
             "has not left: use that block's batch, in other threads too, or leave the block first"
         )
-    # A second block: what the first one failed has failed. One that ended well has left nothing to receive. After one
-    # that raised, without naming messages, this one does what was left.
+    # A second block: the failures of the first one stay. If the first one ended well, no messages are left. If it
+    # raised an exception that named no messages, this one gets the rest.
     raised = before.raised
     is_repeated = raised is not None and raised.message_ids is None
     return replace(before, is_over=False, raised=None if is_repeated else raised), raised is None

@@ -1,18 +1,18 @@
 """A batch that a router wrote down for one run, and its holder from then on: by the one rule of passing a batch on.
 
 The router receives, writes the batch down, extends it once and forgets it. The run takes it up when its first
-``lease(context)`` or its executor begins, and relies only on what has not passed its deadline. If a step fails that is
-tried again, it writes down what is left in the same way, and the next attempt takes that up.
+``lease(context)`` or its executor begins, and relies only on leases that have not passed their deadline. A step that
+fails and will be tried again writes the rest down in the same way, and the next attempt takes that up.
 
 Beside the messages (``folder.py``) there are two files in the directory:
 
-- ``run.json``: the run that the batch goes to, so that it can be asked for once more.
+- ``run.json``: the run of the batch, so that it can be requested again.
 - ``leases.json``: the leases as they were passed on (:class:`sqs_lease.keeper.plain_leases.WrittenBatch`). It is
-  written last, and removed by the one that takes the batch up. Removing a file of a local directory is atomic, so of
-  two that want it, one gets it. It has receipt handles in it: only its owner can read it.
+  written last, and removed by the process that takes the batch up. Removing a file of a local directory is atomic, so
+  only one of two processes gets the batch. It has receipt handles, so only its owner can read it.
 
-The directory is removed when all of the batch is settled. What a crash leaves costs nothing: SQS makes the messages
-visible when their deadline has passed, and the router removes the directory a day later.
+The directory is removed when all of the batch is settled. After a crash, SQS makes the messages visible when their
+deadline has passed, and the router removes the directory a day later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROUTED_QUEUE_TAG: Final = "sqs_lease/routed_queue"
 LEASES: Final = "leases.json"
 
 HANDOFF_SECONDS: Final = 300.0
-"""How long a batch that is passed on lasts, unless the router says otherwise."""
+"""Default time that the leases of a batch last when it is passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ class RoutedBatch:
     run_id: str
 
     def take_up(self) -> tuple[WrittenBatch, tuple[Message, ...]]:
-        """Take the batch up: what is written, and its messages with their receipts.
+        """Take the batch up: return the written leases, and the messages with their receipts.
 
         Raises:
-            BatchFolderError: It is gone: it was taken up or settled before, or this came too late for it.
+            BatchFolderError: It is gone: it was taken up or settled before, or the run came too late.
             ModuleNotFoundError: The extra ``manifest`` is not installed.
         """
         require_manifests("The batch of a run", "dagster,manifest")
         written = read_written(self.folder)
         if written is None or not _take(self.folder):
             raise BatchFolderError(
-                f"the batch of run {self.run_id} at {self.folder} is not there to be taken up: it was settled, or "
-                "another step of the run has it. Where several steps work on one batch, give their job "
-                "sqs_lease_executor. What was not done is visible in the queue, and the router starts another run"
+                f"the batch of run {self.run_id} at {self.folder} cannot be taken up: it was settled, or another step "
+                "of the run has it. If several steps work on one batch, give their job sqs_lease_executor. Messages "
+                "that were not done are visible in the queue, and the router starts another run"
             )
         if is_over(written):
             raise BatchFolderError(
@@ -89,14 +89,14 @@ class RoutedBatch:
         return written, tuple(messages)
 
     def remove(self) -> None:
-        """Remove the directory, because all of the batch is settled. What cannot be removed is logged."""
+        """Remove the directory, because all of the batch is settled. A failure is logged."""
         try:
             self.folder.remove()
         except OSError as error:
             logger.warning("%s cannot be removed (%s: %s)", self.folder, type(error).__name__, error)
 
     def write(self, written: WrittenBatch) -> None:
-        """Write down what is passed on to the next attempt.
+        """Write down the leases that are passed on to the next attempt.
 
         Raises:
             OSError: It cannot be written.
@@ -105,7 +105,7 @@ class RoutedBatch:
 
 
 def routed_batch(context: Context, queue: str) -> RoutedBatch | None:
-    """Return the batch that a router wrote for a run; None where there is none, or it is of another queue.
+    """Return the batch that a router wrote for a run; None if there is no batch, or it is of another queue.
 
     Args:
         context: The context of an op or asset of the run.
@@ -119,7 +119,7 @@ def routed_batch(context: Context, queue: str) -> RoutedBatch | None:
 
 
 def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
-    """Return the batch that a router wrote for a run; None where there is none.
+    """Return the batch that a router wrote for a run; None if there is no batch.
 
     Args:
         run: The run.
@@ -129,9 +129,9 @@ def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
 
 
 def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
-    """Return what the executor of a failed run passed on to the run that repeats it; None where nothing is left of it.
+    """Return the batch that the executor of a failed run passed on to the run that repeats it; None if it is gone.
 
-    Dagster copies the tags of a run to the one that repeats it, and with them where its batch is.
+    Dagster copies the tags of a run to the one that repeats it, and with them the path of the batch.
 
     Args:
         run: The run that repeats another one.
@@ -140,7 +140,7 @@ def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> Routed
 
     Raises:
         OSError: It cannot be read.
-        BatchFolderError: The same.
+        BatchFolderError: It is damaged.
     """
     uri = run.tags.get(BATCH_TAG)
     if uri is None or run.parent_run_id is None or uri != run_batch_path(workspace, uri.rpartition("/run-")[2]):
@@ -157,7 +157,7 @@ def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> Routed
 
 
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
-    """Write the leases of a batch whose messages are written already.
+    """Write the leases of a batch, after its messages were written.
 
     Raises:
         OSError: They cannot be written.
@@ -166,7 +166,7 @@ def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
 
 
 def read_written(folder: BatchFolder) -> WrittenBatch | None:
-    """Read the leases of a batch; None where they were taken up, or never written, or are something else.
+    """Read the leases of a batch; None if they were taken up, never written, or are damaged.
 
     Raises:
         OSError: They cannot be read, and may be later.
@@ -177,12 +177,12 @@ def read_written(folder: BatchFolder) -> WrittenBatch | None:
     try:
         return WrittenBatch.decode(content.decode())
     except ValueError:
-        # Not the error itself: it may quote a receipt handle.
+        # The error is left out, because its text may quote a receipt handle.
         return None
 
 
 def is_over(written: WrittenBatch) -> bool:
-    """Whether all leases of a batch have passed their deadline, by this machine's calendar; there may be none."""
+    """Whether all leases of a batch have passed their deadline, by this machine's clock; true for an empty batch."""
     return bool(written.leases) and all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
 
 

@@ -10,20 +10,20 @@ By the last event of a step:
     failed before it reached the messages          not done
     did not run, because a step before it failed,
     or because the executor ended too early        not done
-    began, and came to no end that is known        unknown
+    began, and its end is not known                unknown
 
-What a step says of single messages adds to that:
+A step's reports on single messages add to that:
 
-- ``batch.fail``: the message has failed, whatever else happens, and in whichever attempt it was said.
-- ``batch.succeed``: the step is done with the message, and no later failure of the step concerns it.
+- ``batch.fail``: the message has failed, in every attempt and for all steps.
+- ``batch.succeed``: the step is done with the message, and later failures of the step do not concern it.
 - ``batch.release``, in the last attempt: the message is not done.
-- A ``lease()`` block that was ended by an exception has failed its messages, also where the step survives that.
+- A ``lease()`` block that was ended by an exception has failed its messages, even if the step goes on.
 
 **A run that Dagster repeats.** A step that failed, and one that did not run, will be tried again, so their units are
-open, and nothing but ``batch.fail`` is final. What is still held when the run is over goes to the next run. What a step
-gave back does not: the next run may leave that step out.
+open, and only ``batch.fail`` is final. Messages that are held at the end of the run go to the next run. Messages that a
+step gave back do not: the next run may leave that step out.
 
-Where no step began to work on the batch, it was not done.
+If no step began to work on the batch, it was not done.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def units(
     is_whole: bool = True,
     is_repeated: bool = False,
 ) -> Iterator[Unit]:
-    """Translate a run that came to its end into units of work; of units that fail a message the best known is first.
+    """Translate a run that ended into units of work; if several fail a message, the one with the best reason is first.
 
     Args:
         message_ids: The messages, in the order of the batch.
         steps: How each step ended, by its key.
-        pieces: What the steps said of their work, by their keys.
-        is_whole: Whether every step came to an end, or could not run because of one that failed.
+        pieces: The steps' reports on their work, by their keys.
+        is_whole: Whether every step ended, or could not run because of one that failed.
         is_repeated: Whether Dagster repeats the run.
     """
     if not pieces:
@@ -115,13 +115,13 @@ def units(
 
 
 def _left(message_ids: Iterable[str], piece: PieceOfWork | None, last: PieceOfWork | None) -> tuple[str, ...]:
-    """The messages of which a step did not say that it is done with them, or, in its last attempt, gave them back."""
+    """Return the messages that a step did not succeed, nor give back in its last attempt."""
     said = (frozenset() if piece is None else piece.done) | (frozenset() if last is None else last.released)
     return tuple(each for each in message_ids if each not in said)
 
 
 def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:
-    """Whether the exception that the block ended with is what the step failed with, if it failed."""
+    """Whether the exception that ended the block also ended the step, if the step failed."""
     return piece.raised is not None and (not end.failed or piece.raised.errors[0].rpartition(".")[2] in end.errors)
 
 
@@ -158,7 +158,7 @@ class StepEnds:
             self._ends[key] = StepEnd(self._attempt(key), failed=True, errors=error_names(event), holds_up=holds_up)
 
     def ends(self) -> Mapping[str, StepEnd]:
-        """How the steps that came to an end did so, by key; skipped ones are not among them."""
+        """Return the ends of the steps that ended, by key; skipped ones are not among them."""
         return self._ends
 
     def has_failures(self) -> bool:
@@ -166,9 +166,9 @@ class StepEnds:
         return any(end.failed for end in self._ends.values())
 
     def unfinished(self, planned: Iterable[str]) -> set[str]:
-        """The steps of a plan of which no end was seen; none where one that failed may be why.
+        """Return the steps of a plan without an end; empty if a failed step may be the reason.
 
-        Those that a dynamic output makes are known by their ends alone, so they are never among them.
+        Steps of dynamic outputs are known by their ends alone, so they are never among them.
 
         Args:
             planned: The keys of the steps.

@@ -28,7 +28,7 @@ const STATUS_SECONDS = 20;
 
 const AT_ONCE = 4;
 
-/** An answer of Airflow's that the page can do nothing with; `kind` says which of its states shows it. */
+/** An answer of Airflow that the page cannot use; `kind` names the state of the page that shows it. */
 export class AirflowError extends Error {
   /** @param {"session"|"denied"|"missing"|"unreachable"|"refused"} kind */
   constructor(kind, message) {
@@ -44,7 +44,7 @@ export class Airflow {
   /** @param {URL} root where Airflow is served, with a slash at its end */
   constructor(root) {
     this.root = root;
-    this.aheadSeconds = 0; // by so much Airflow's clock is ahead of the browser's
+    this.aheadSeconds = 0; // how far Airflow's clock is ahead of the browser's
     this.figures = new Map(); // by task instance and try: when and what was read
   }
 

@@ -1,4 +1,4 @@
-// What the page shows of each batch, made of Airflow's answers. Nothing here touches the page.
+// The rows of the page, one for each batch, made from Airflow's answers. Nothing here touches the page.
 
 /** A triggerer without a heartbeat for so long counts as silent; Airflow's own default for its health. */
 const SILENT_SECONDS = 30;
@@ -65,7 +65,7 @@ function batchOf(task, read, now) {
   };
 }
 
-/** What the keeper does, in words, and how urgent that is: "good", "wait" or "bad". */
+/** Returns the keeper's state in words, and its urgency: "good", "wait" or "bad". */
 function stateOf(task, report, now) {
   switch (task.state) {
     case "deferred":

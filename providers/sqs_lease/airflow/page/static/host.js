@@ -1,4 +1,4 @@
-// What the page takes from Airflow's interface around it: the colours, and its links.
+// Takes the colours and the links from Airflow's interface around the page.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

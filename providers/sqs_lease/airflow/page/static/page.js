@@ -128,7 +128,7 @@ place("pause").addEventListener("click", () => {
   if (paused) clearTimeout(timer);
   else refresh();
 });
-// Nobody looks: nothing is asked. Back again, the page is up to date at once.
+// A hidden page does not ask Airflow; when it is shown again, it refreshes at once.
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : paused || refresh()));
 setInterval(() => !paused && !document.hidden && draw(), 1000);
 

@@ -75,7 +75,7 @@ export class BatchTable {
       head.append(cell);
     }
     this.body = table.createTBody();
-    // Wider than a phone: whoever has no mouse scrolls it with the arrow keys.
+    // The table is wider than a phone: users without a mouse scroll it with the arrow keys.
     const scrolled = made("div", { class: "scrolled", tabindex: "0", role: "region", "aria-labelledby": id });
     scrolled.append(table);
     section.append(heading, scrolled);
