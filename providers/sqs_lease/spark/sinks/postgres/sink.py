@@ -131,7 +131,7 @@ class PostgresSink:
             travels to the executors inside of the pickled function and stands in no plan, log or error. Without one,
             each process uses what libpq finds where it runs (``PGPASSWORD``, ``PGPASSFILE``, ``~/.pgpass``).
         table: ``name`` or ``schema.name``; without a schema it is in ``public``. It is made where it does not exist,
-            with the types that ``docs/spark-sinks.md`` lists. One that is there may have further columns, if they are
+            with the types that ``docs/sink-postgres.md`` lists. One that is there may have further columns, if they are
             nullable or have defaults.
         upsert_by: Columns, each ``NOT NULL``, that together name a row; a table that is there must have a unique index
             of them. A row whose key is there replaces that one, unless its message was sent earlier. Of messages sent
