@@ -1,4 +1,4 @@
-"""The queues of one check, and what all checks do with them: send, hold a message, and see when it comes again."""
+"""The queues of one check, and the steps that checks share: send, hold a message, and see when it comes again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqs_lease.sqs.classification import error_from_code
 from sqs_lease.sqs.errors import InvalidRequestError, TransientError
 
 HELD_SECONDS: Final = 600
-"""Visibility timeout of what is not to become visible again while a check runs."""
+"""Visibility timeout of messages that must not become visible again while a check runs."""
 
 ROUNDING_SECONDS: Final = 0.05
-"""By how much a service's clock may be coarser than this machine's before a message counts as early."""
+"""A message counts as early only if it is earlier by more than this: a service's clock may be coarser."""
 
 COMES_SECONDS: Final = 10
 """How long a message that is visible may stay away from polls that wait: SQS copies it to its servers first."""
@@ -44,17 +44,17 @@ class Held:
 
     @property
     def receipt(self) -> Receipt:
-        """Which reception."""
+        """The reception of the message."""
         return self.message.receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """When a message came again.
+    """The return of a message.
 
     Attributes:
         held: The message, held now; None if it did not come in time.
-        hidden_until: Until when polls proved it invisible.
+        hidden_until: The time until which polls proved it invisible.
     """
 
     held: Held | None
@@ -62,14 +62,14 @@ class Return:
 
 
 class Ground:
-    """What a check works on.
+    """The service, clock and queues that one check works with.
 
     Args:
         service: The service.
         clock: The clock of this machine.
         url: The queue's URL.
         dead_letter_url: The URL of its dead-letter queue; empty without one.
-        unit: By how many seconds the check counts: 1, and more where calls take long.
+        unit: The check's unit of time in seconds: 1, or more if calls take long.
     """
 
     def __init__(self, service: QueueService, clock: Clock, url: str, dead_letter_url: str, unit: int) -> None:
@@ -91,7 +91,7 @@ class Ground:
         group: str | None = None,
         deduplication_id: str | None = None,
     ) -> str:
-        """Send a message to the queue and return its id. On FIFO queues, the body stands in for what is not given."""
+        """Send a message to the queue and return its id. FIFO queues get a default group, and an id from the body."""
         if self.url.endswith(".fifo"):
             group = group or "a"
             deduplication_id = deduplication_id or body.replace(" ", "-")

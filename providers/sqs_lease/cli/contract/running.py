@@ -173,7 +173,7 @@ async def _checked(check: Check, service: QueueService, clock: Clock, queues: Ma
 
 
 def _failed(check: Check, error: SqsError) -> Checked:
-    """What a call means that the service did not carry out."""
+    """Return the result of a check from a call that the service did not carry out."""
     if isinstance(error, InvalidRequestError) or error.code in UNKNOWN_CALL_CODES:
         return Checked(check, Outcome.DIFFERS, str(error))
     return Checked(check, Outcome.NOT_CHECKED, error.remedy if isinstance(error, AccessDeniedError) else str(error))
