@@ -103,7 +103,7 @@ def _dollars(requests: Requests) -> float:
 
 
 def _left_before(session: Session[ContractTransport], aside: Console, cli: Sequence[str]) -> Sequence[str]:
-    """Name the queues that an earlier run left, which was killed; one that still runs has some, too."""
+    """Return the queues of earlier runs that were killed; a run that is still going has some, too."""
     try:
         left = session.run(session.transport.queue_urls(PREFIX))
     except AccessDeniedError as error:
@@ -120,7 +120,7 @@ def _left_before(session: Session[ContractTransport], aside: Console, cli: Seque
 
 
 def _deletion(queue: str, cli: Sequence[str]) -> str:
-    """The command that deletes a queue, given by its URL, or by its name where that is not known."""
+    """Return the command that deletes a queue, given by its URL, or by its name if the URL is not known."""
     aws = shlex.join(["aws", *cli, "sqs"])
     if "://" in queue:
         return f"{aws} delete-queue --queue-url {shlex.quote(queue)}"
@@ -129,7 +129,7 @@ def _deletion(queue: str, cli: Sequence[str]) -> str:
 
 @contextmanager
 def _naming_what_is_left(queues: MadeQueues, cli: Sequence[str]) -> Iterator[None]:
-    """Say which queues could not be deleted, and what a caller needs that may make none."""
+    """Print the queues that could not be deleted, and the permissions of a caller that may not make queues."""
     try:
         yield
     except AccessDeniedError as error:
