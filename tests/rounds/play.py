@@ -91,7 +91,7 @@ class Player:
             entries=self._stack.ledger.since(first),
             blocks=self._stack.crew.blocks(began_at),
             table=list((Counter(self._stack.host.table(place.disk)) - stored_before).elements()),
-            dead_letters=self._stack.take_dead_letters() if is_done else Counter(),
+            dead_letters=self._stack.take_dead_letters(),
             windows=[*self._windows, *starved],
             each_once=self._stack.host.each_once,
             in_order=bool(self._stack.host.traits.groups),

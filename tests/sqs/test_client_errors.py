@@ -436,7 +436,8 @@ def test_an_http_page_that_is_not_of_sqs_is_a_passing_error_of_every_call(
                 with pytest.raises(errors.SqsError) as raised:
                     await call
                 assert raised.value.verdict is verdict
-                for said in ("not SQS's", f"HTTP status {page.status}", "check the client's endpoint URL, its proxy"):
+                told = ("not from SQS", f"HTTP status {page.status}", "check the client's endpoint URL, its proxy")
+                for said in told:
                     assert said in str(raised.value)
                 assert "secret" not in str(raised.value)
 
@@ -553,7 +554,7 @@ def test_what_answers_without_being_sqs_under_200_is_told_and_may_pass(
                     call = transport.queue_attributes(QUEUE)
                 case _:
                     call = transport.send(QUEUE, "text")
-            with pytest.raises(errors.ForeignAnswerError, match="not SQS's") as raised:
+            with pytest.raises(errors.ForeignAnswerError, match="not from SQS") as raised:
                 await call
             assert raised.value.verdict is Verdict.TRANSIENT
 

@@ -9,9 +9,9 @@ It contains no receipt handles: a reader of the file can neither delete nor rele
 has no footer, and is not a manifest. A reader ignores columns and keys that it does not know, and refuses a version
 that it does not know.
 
-The writer looks at no body: it makes columns of the texts as they come, and takes 5 to 6 µs of processor time a message
-of 1 kB. Whether a body is JSON (:mod:`sqs_lease.batch_files.json_syntax`) is asked where it is parsed, by as many tasks
-as there are cores; in the writer that question took 10 µs more, on one core. (Both seen on a busy machine, best of 7.)
+The writer does not inspect bodies: it makes columns of the texts as they come, and takes 5 to 6 µs of processor time a
+message of 1 kB. The tasks that parse the bodies check whether they are JSON (:mod:`sqs_lease.batch_files.json_syntax`),
+on all cores; in the writer that check took 10 µs more, on one core. (Both measured on a busy machine, best of 7.)
 
 This module is independent of orchestrators: a path is anything that opens files as :class:`pathlib.Path` does, for
 example Airflow's ``ObjectStoragePath``. It needs pyarrow: ``pip install "sqs-lease[manifest]"``.
@@ -54,8 +54,8 @@ ROW_GROUP_MESSAGES: Final = 10_000
 _ROW_GROUP_CHARACTERS: Final = 16 * 1024 * 1024
 
 _ROWS_AT_ONCE: Final = 1_000
-_MAPPINGS: Final = (dict, Mapping)  # a dict first: the abstract class is asked slowly, and once a message
-# What `whole_number` takes of a text.
+_MAPPINGS: Final = (dict, Mapping)  # dict first: a check against the abstract class is slow, and made for each message
+# The texts that `whole_number` reads as a number.
 _WHOLE_NUMBER: Final = r"^[0-9]{1,18}$"
 
 SCHEMA: Final = pa.schema(
@@ -69,24 +69,24 @@ SCHEMA: Final = pa.schema(
         pa.field("attributes", pa.string(), nullable=False),
         # The sender's, in the shape of the SQS API with {"base64": "..."} in place of bytes; null without any.
         pa.field("message_attributes", pa.string()),
-        # Whether the body came otherwise: half a surrogate pair in it, which UTF-8 cannot express, is written as "?".
+        # Whether the body was changed: half a surrogate pair in it, which UTF-8 cannot express, is written as "?".
         pa.field("altered", pa.bool_(), nullable=False),
     ]
 )
 """The columns."""
 
 _READ: Final = ["message_id", "body", "attributes", "message_attributes"]
-"""What messages are made of."""
+"""The columns from which messages are made."""
 
 _AGAIN: Final = "receive the batch again"
 
 
 class ManifestError(ValueError):
-    """The file is not a readable manifest; the text says which file and what to do."""
+    """An error: the file is not a readable manifest; the text names the file and the remedy."""
 
 
 class ManifestPath(Protocol):
-    """Where a manifest is: anything that opens files in binary mode as :class:`pathlib.Path` does."""
+    """The path of a manifest: any object that opens files in binary mode as :class:`pathlib.Path` does."""
 
     def open(self, mode: str) -> Any:
         """Open the file as a context manager that gives a binary file."""
@@ -97,8 +97,8 @@ class Manifest:
     """The content of a manifest.
 
     Attributes:
-        batch_id: Names the batch.
-        queue_url: The queue that its messages were received from.
+        batch_id: The id of the batch.
+        queue_url: The queue from which its messages were received.
         messages: The messages in the order of the batch; their receipt handles are empty.
     """
 
@@ -112,13 +112,13 @@ def write_manifest(
 ) -> None:
     """Write a manifest. It blocks.
 
-    On a local path readers can see the file while it is written, and will refuse it; so name it to them afterwards.
+    On a local path readers can see the file while it is written, and will refuse it; so give them its path afterwards.
 
     Args:
-        path: The file, whose directory exists.
-        batch_id: Names the batch.
+        path: The file; its directory must exist.
+        batch_id: The id of the batch.
         queue_url: The queue.
-        messages: The messages, as for :func:`message_tables`, taken as they are written.
+        messages: The messages, as for :func:`message_tables`; it iterates over them while it writes.
 
     Raises:
         OSError: The file cannot be written.
@@ -144,7 +144,7 @@ def message_tables(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[
             ``Attributes``, ``MessageAttributes``), also mixed. Receipt handles are left out.
 
     Raises:
-        TypeError: Something is no message, or JSON has no value for one of its attributes.
+        TypeError: A value is not a message, or JSON has no value for one of its attributes.
         ValueError: A message lacks its id or body.
     """
     # One loop and no object for a message: it is the only Python that a whole batch goes through in a driver.
@@ -217,7 +217,7 @@ def _receive_counts(counts: list[object]) -> pa.Array:
 
 
 def _whole_numbers(values: list[object]) -> pa.Array:
-    """Numbers as :func:`whole_number` reads them, at once where they are texts, as the service has them."""
+    """Return numbers as :func:`whole_number` reads them; at once if they are texts, as from the service."""
     try:
         texts = pa.array(values, pa.string())
     except (pa.ArrowException, TypeError, UnicodeError):
@@ -253,7 +253,7 @@ def opened_manifest(file: Any, *, name: object) -> Iterator[pq.ParquetFile]:
 
     Args:
         file: Its path, or the open file.
-        name: Names it in errors.
+        name: Its name in errors.
 
     Raises:
         OSError: The file cannot be read.
@@ -275,8 +275,8 @@ def join_manifests(path: ManifestPath, manifests: Iterable[Path]) -> None:
     """Write one manifest with the messages of several, in their order, row group by row group. It blocks.
 
     Args:
-        path: The file, whose directory exists.
-        manifests: What is joined.
+        path: The file; its directory must exist.
+        manifests: The files to join.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -316,10 +316,10 @@ def read_manifest(path: ManifestPath) -> Manifest:
 
 
 def _header(path: object, metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
-    """Return what a manifest's metadata say of the batch.
+    """Return the batch's part of a manifest's metadata.
 
     Args:
-        path: Names the file in errors.
+        path: The name of the file in errors.
         metadata: The metadata of the file's Arrow schema.
 
     Raises:
@@ -354,7 +354,7 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 
 def _texts(texts: Sequence[str]) -> tuple[pa.Array, pa.Array]:
-    """Texts as a column, and which of them are not as they came."""
+    """Return texts as a column, and a column that marks the changed ones."""
     try:
         return pa.array(texts, pa.string()), pa.repeat(False, len(texts))
     except UnicodeEncodeError:
@@ -368,5 +368,5 @@ def _json_text(attributes: Mapping[str, Any]) -> str:
     try:
         return msgspec.json.encode(attributes).decode()
     except UnicodeEncodeError:
-        # Half a surrogate pair, which Python's own writes with escapes.
+        # Half a surrogate pair, which Python's own encoder writes with escapes.
         return json.dumps(attributes, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Whether what manifests are written and read with is installed, asked before it is needed."""
+"""The check that pyarrow, which writes and reads manifests, is installed before it is needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from importlib.util import find_spec
 
 
 def require_manifests(who: str, extras: str, otherwise: str = "") -> None:
-    """Check that what :mod:`sqs_lease.batch_files.manifest` imports is installed.
+    """Check that the imports of :mod:`sqs_lease.batch_files.manifest` are installed.
 
     Args:
-        who: What needs it, for the error.
+        who: The feature that needs them, for the error.
         extras: The extras to install, for the error, e.g. ``airflow,manifest``.
-        otherwise: What to do without it, for the error.
+        otherwise: The alternative to an installation, for the error.
 
     Raises:
-        ModuleNotFoundError: It is not.
+        ModuleNotFoundError: They are not installed.
     """
     if find_spec("pyarrow") is None:
         alternative = f", or {otherwise}" if otherwise else ""

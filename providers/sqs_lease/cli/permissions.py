@@ -100,10 +100,10 @@ VERIFY: Final = frozenset(
         "sqs:StartMessageMoveTask",
     }
 )
-"""What `sqs-lease verify` calls on the queues that it makes: recorded, too. To tag them, AWS asks for TagQueue."""
+"""The calls of `sqs-lease verify` on the queues that it makes: recorded, too. To tag them, AWS requires TagQueue."""
 
 VERIFY_ANYWHERE: Final = frozenset({"sqs:ListQueues"})
-"""What it calls on all queues, to find those that an earlier run left."""
+"""Its calls that are not about one queue: they find the queues that an earlier run left."""
 
 IMPLIED: Final[Mapping[str, Needs]] = {
     # SQS moves messages with the caller's permissions (StartMessageMoveTask, in the SQS Developer Guide).

@@ -1,4 +1,4 @@
-"""`sqs-lease verify`: puts a service to what this package relies on, on queues that it makes and deletes."""
+"""`sqs-lease verify`: checks of the behaviour that this package relies on, on queues that it makes and deletes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def verify(
     It makes queues of its own, two at most at a time, works on them for one to four minutes, and deletes them. Before
     that it says where, and what it costs, and asks.
 
-    Exit code: 0 if all is as relied on; 1 if something differs that breaks a promise; 2 if it could not run, or a
-    check could not.
+    Exit code: 0 if all is as relied on; 1 if a difference breaks a promise; 2 if the command or a check could not run.
     """
     access = aws_access(region, profile, endpoint_url)
     client: Any = make_client(access)
@@ -104,7 +103,7 @@ def _dollars(requests: Requests) -> float:
 
 
 def _left_before(session: Session[ContractTransport], aside: Console, cli: Sequence[str]) -> Sequence[str]:
-    """Name the queues that an earlier run left, which was killed; one that still runs has some, too."""
+    """Return the queues of earlier runs that were killed; a run that is still going has some, too."""
     try:
         left = session.run(session.transport.queue_urls(PREFIX))
     except AccessDeniedError as error:
@@ -121,7 +120,7 @@ def _left_before(session: Session[ContractTransport], aside: Console, cli: Seque
 
 
 def _deletion(queue: str, cli: Sequence[str]) -> str:
-    """The command that deletes a queue, given by its URL, or by its name where that is not known."""
+    """Return the command that deletes a queue, given by its URL, or by its name if the URL is not known."""
     aws = shlex.join(["aws", *cli, "sqs"])
     if "://" in queue:
         return f"{aws} delete-queue --queue-url {shlex.quote(queue)}"
@@ -130,7 +129,7 @@ def _deletion(queue: str, cli: Sequence[str]) -> str:
 
 @contextmanager
 def _naming_what_is_left(queues: MadeQueues, cli: Sequence[str]) -> Iterator[None]:
-    """Say which queues could not be deleted, and what a caller needs that may make none."""
+    """Print the queues that could not be deleted, and the permissions of a caller that may not make queues."""
     try:
         yield
     except AccessDeniedError as error:
@@ -174,7 +173,7 @@ def _show(screen: Console, found: Sequence[Checked], requests: Requests) -> None
 
 
 def _sentence(found: str) -> str:
-    """What was found, on one line: what a service answered may have a page, or characters that a terminal obeys."""
+    """Return an observation on one line: a service's answer may be a page, or have control characters."""
     line = harmless(" ".join(found.split()))
     return line[:1].upper() + line[1:] + ("" if line.endswith((".", "]")) else ".")
 

@@ -1,4 +1,4 @@
-"""What the ledger wants done, as values, in batches of at most ten; and what the service said of each entry.
+"""The calls that the ledger asks for, as values for at most ten messages each, and the answer to each entry.
 
 The caller performs the calls and reports the answers.
 """
@@ -29,33 +29,33 @@ class VisibilityChange(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ExtendCall:
-    """Extend these leases. ``asked_at`` is the ``now`` it was decided at: confirmed deadlines count from it."""
+    """A call that extends leases. ``asked_at`` is when it was decided: confirmed deadlines count from then."""
 
     asked_at: float
     changes: tuple[VisibilityChange, ...]
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """The leases it concerns."""
+        """The leases that the call is about."""
         return tuple([change.receipt for change in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCall:
-    """Make these messages visible after their delays."""
+    """A call that makes messages visible after their delays."""
 
     asked_at: float
     changes: tuple[VisibilityChange, ...]
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """The leases it concerns."""
+        """The leases that the call is about."""
         return tuple([change.receipt for change in self.changes])
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteCall:
-    """Delete these messages."""
+    """A call that deletes messages."""
 
     asked_at: float
     receipts: tuple[Receipt, ...]
@@ -63,7 +63,7 @@ class DeleteCall:
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:
-    """Send a copy of this message to the dead-letter queue; its delete follows once that is confirmed."""
+    """A call that sends a copy of a message to the dead-letter queue; the delete follows once that is confirmed."""
 
     asked_at: float
     receipt: Receipt
@@ -71,7 +71,7 @@ class ForwardCall:
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """The lease it concerns."""
+        """The lease that the call is about."""
         return (self.receipt,)
 
 
@@ -81,32 +81,31 @@ Call: TypeAlias = ExtendCall | ReleaseCall | DeleteCall | ForwardCall
 class Verdict(Enum):
     """The classes of answer to an extension, a release or a delete."""
 
-    # The identity of a member says as much as its name, and is asked for some times a message.
+    # Members are hashed several times per message: by identity, which is faster than by name.
     __hash__ = object.__hash__
 
     DONE = "done"
     """The service did what was asked."""
 
     LOST = "lost"
-    """The lease is no longer ours: the message was deleted, is visible again, or is held by somebody else."""
+    """The lease is no longer ours: the message was deleted, is visible again, or another consumer holds it."""
 
     CAPPED = "capped"
-    """The service's 12 hours, counted from the receive, allow no such extension; the lease stands to its deadline."""
+    """The extension would go beyond the service's 12 hours from the receive; the lease lasts until its deadline."""
 
     THROTTLED = "throttled"
-    """Too many requests: try again, more slowly, the most urgent lease first."""
+    """There were too many requests: try again, more slowly, the most urgent lease first."""
 
     UNAVAILABLE = "unavailable"
-    """Not carried out: the service or the way to it turned the call away, e.g. 503 ServiceUnavailable, a refused
-    connection, a host name that does not resolve, credentials that cannot be had right now. Try again; even a release
-    may be repeated."""
+    """The call was certainly not carried out, e.g. 503 ServiceUnavailable, a refused connection, a host name that does
+    not resolve, credentials that are not available right now. Try again; even a release may be repeated."""
 
     TRANSIENT = "transient"
     """The answer was lost, or the service failed while it worked on the call (500, a time-out, a torn connection): the
     call may or may not have been carried out. Try again, but never repeat a release at once."""
 
     REFUSED = "refused"
-    """The service will not do this (denied, no such queue, malformed): a repetition gets the same answer until somebody
+    """The service will not do this (denied, no such queue, malformed): a repetition gets the same answer until a user
     changes a policy or a setting."""
 
 
@@ -121,7 +120,7 @@ class EntryAnswer(Struct, frozen=True, gc=False):
     """The verdict on one entry of a batch call.
 
     Attributes:
-        receipt: Which entry.
+        receipt: The lease that the entry is about.
         verdict: The class of answer.
         code: The service's error code, e.g. ``InvalidParameterValue``; empty when done.
         text: The service's error text, for people; empty when done.

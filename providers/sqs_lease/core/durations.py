@@ -16,7 +16,7 @@ def seconds_of(duration: Duration, *, name: str, minimum: float = 0.0, maximum: 
 
     Args:
         duration: A ``timedelta``, or a number of seconds.
-        name: What the duration is for, as the caller calls it; used in the error.
+        name: The caller's name of the duration; the error begins with it.
         minimum: Smallest value allowed, in seconds.
         maximum: Largest value allowed, in seconds; None for no bound.
 

@@ -1,4 +1,4 @@
-"""What happens to leases, as values that the ledger hands out and the keeper passes on."""
+"""Events of leases, as values that the ledger hands out and the keeper passes on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sqs_lease.core.messages import Receipt
 
 
 class Outcome(Enum):
-    """How a lease ended."""
+    """The ways in which a lease ends."""
 
-    # The identity of a member says as much as its name, and is asked for some times a message.
+    # Members are hashed several times per message: by identity, which is faster than by name.
     __hash__ = object.__hash__
 
     DELETED = "deleted"
@@ -28,15 +28,15 @@ class Outcome(Enum):
     """The message was sent to the dead-letter queue and deleted here."""
 
     EXPIRED = "expired"
-    """Nothing was called: the message is visible again when (or because) its visibility timeout ended."""
+    """No call was made: the message is visible again when (or because) its visibility timeout ended."""
 
     UNCERTAIN = "uncertain"
-    """Its work succeeded and SQS answered the delete with success, but the lease had ended before: on a standard queue
-    SQS gives that answer also where another consumer received the message since, and then it is not gone. Or a delete
-    got no answer, and SQS refused the next one: the first was probably carried out."""
+    """The message may come again. Its work succeeded and SQS confirmed the delete, but the lease had ended before: on a
+    standard queue SQS also confirms the delete of a message that another consumer has received since, and keeps that
+    message. Or a delete got no answer, and SQS refused the next one: the first was probably carried out."""
 
     LOST = "lost"
-    """The service refused: the message was deleted, or is somebody else's."""
+    """The service refused: the message was deleted, or another consumer holds it."""
 
     FAILED = "failed"
     """The service refused the settlement, or it did not succeed before the lease ended: the message comes back."""
@@ -51,11 +51,11 @@ OUTCOME_LETTERS: Final[Mapping[str, Outcome]] = {
     "l": Outcome.LOST,
     "f": Outcome.FAILED,
 }
-"""One letter a message: what became of 50 000 is a text of 50 kB, which a host writes within milliseconds."""
+"""One letter per outcome: the outcomes of 50 000 messages are a text of 50 kB, which a host writes in milliseconds."""
 
 
 class Settled(Struct, frozen=True, gc=False):
-    """A lease ended. ``detail`` is for people: the error's code and text, empty when all went well.
+    """The end of a lease. ``detail`` is for people: the error's code and text, empty when all went well.
 
     Python's garbage collector does not look through these values, as of leases: whole batches of them end at once.
     """
@@ -67,7 +67,7 @@ class Settled(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An extension was refused while the work goes on: somebody else may receive, or have, the message."""
+    """The loss of a lease whose work goes on: an extension was refused, so others may receive or have the message."""
 
     receipt: Receipt
     detail: str
@@ -75,7 +75,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The lease ends at ``ends_at`` (the ledger's clock) for good: ``max_lease``, or the service's 12 hours."""
+    """The final end of a lease, at ``ends_at`` (the ledger's clock): ``max_lease``, or the service's 12 hours."""
 
     receipt: Receipt
     ends_at: float
@@ -83,7 +83,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """The deadline passed without a confirmed extension: others may receive it."""
+    """A deadline that passed without a confirmed extension: others may receive the message."""
 
     receipt: Receipt
     overdue_seconds: float
@@ -91,7 +91,7 @@ class Lapsed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An extension was refused for an error of the caller's, e.g. a permission; it is tried again."""
+    """A refusal to extend, for an error of the caller's, e.g. a permission; it is tried again."""
 
     receipt: Receipt
     detail: str

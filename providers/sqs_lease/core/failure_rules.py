@@ -1,14 +1,14 @@
-"""How a lease ends, the rules that decide it for failed work, and which messages a piece of work failed.
+"""Settlements of messages, the rules that choose them for failed work, and the messages that a piece of work failed.
 
-A :class:`Settlement` is what is done to one message. A :class:`FailureRule` is what a user sets once per
-lease: it gives the settlement of each failed message, by its receive count.
+A :class:`Settlement` says how one message's lease ends. A user sets one :class:`FailureRule` per lease: it gives the
+settlement of each failed message, by its receive count.
 
-Work says itself which messages it failed: by what it returns, or by the exception that ends it. The return value has
-the shape that AWS Lambda defines for SQS event sources, and Lambda's reading: a missing, null or empty list means
-that everything succeeded; a list with an entry that is malformed, empty, null or not one of the messages means that
-everything the work was concerned with failed. An entry may have a ``reason``, which AWS's have not: it goes with a
-message that is dead-lettered. The ids of :class:`MessageFailed` are read in the same way, except that none at all
-means everything: the work did fail.
+Work names the messages that it failed, in its return value or in the exception that ends it. The return value has
+the shape that AWS Lambda defines for SQS event sources, and is read as Lambda reads it: a missing, null or empty list
+means that all messages succeeded; a list with an entry that is malformed, empty, null or not one of the messages means
+that all messages of the work failed. Beyond Lambda's shape, an entry may have a ``reason``: it goes with a message that
+is dead-lettered. The ids of :class:`MessageFailed` are read in the same way, except that an empty list means all
+messages: the work did fail.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ RELEASES_AT_ONCE: Final = 3
 """How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
 
 _DAG_FILE_MODULE: Final = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
-"""What Airflow puts before the name of the module that a DAG file is, and what differs from one machine to another."""
+"""The prefix that Airflow gives the module name of a DAG file; it differs from one machine to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The work succeeded: delete the message."""
+    """The settlement of a message whose work succeeded: delete it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the message back: visible after ``delay_seconds`` (whole seconds, up to 12 hours), 0 is at once."""
+    """A return to the queue: visible after ``delay_seconds`` (whole seconds, up to 12 hours); 0 is at once."""
 
     delay_seconds: int = 0
 
@@ -49,12 +49,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Stop extending and touch nothing: the message is visible again when its visibility timeout ends."""
+    """An end of extensions, without a call: the message is visible again when its visibility timeout ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Send the message to the dead-letter queue with ``reason`` as a message attribute, then delete it here."""
+    """A move to the dead-letter queue: send it there with ``reason`` as a message attribute, then delete it here."""
 
     reason: str
 
@@ -64,15 +64,15 @@ Settlement: TypeAlias = Delete | Release | Expire | DeadLetter
 
 @dataclass(frozen=True, slots=True)
 class FailureRule(ABC):
-    """Decides what becomes of a message whose work failed for good."""
+    """A rule for messages whose work failed for good: it chooses the settlement of each."""
 
     @abstractmethod
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
         """Return the settlement of one failed message.
 
         Args:
-            receive_count: How often it was received so far, at least 1.
-            reason: Why the work failed, for people.
+            receive_count: How often the message was received so far, at least 1.
+            reason: The reason for the failure, for people.
             random: Source of jitter.
         """
 
@@ -80,8 +80,8 @@ class FailureRule(ABC):
         """Return the rule for an exception: this one, unless it is a choice of rules.
 
         Args:
-            errors: The qualified names of the exception's class and those it derives from, itself first; empty
-                where the work failed without a known exception.
+            errors: The qualified names of the exception's class and its base classes, its own first; empty if the work
+                failed without a known exception.
         """
         return self
 
@@ -97,7 +97,7 @@ class ReleaseRule(FailureRule):
             seconds_of(self.delay, name="delay", maximum=MAX_VISIBILITY_SECONDS)
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Release:
-        """The requested delay, the same for every message; without one, at once for the first receives."""
+        """Release after the requested delay, the same for all; without one, at once after the first receives."""
         if self.delay is not None:
             return Release(int(seconds_of(self.delay, name="delay")))
         if receive_count <= RELEASES_AT_ONCE:
@@ -124,7 +124,7 @@ class BackoffRule(FailureRule):
             raise ValueError(f"jitter must lie between 0 and 1, not {self.jitter!r}")
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Release:
-        """``initial x factor ** (receive count - 1)``, at most ``maximum``, shortened by up to ``jitter`` of it."""
+        """Release after ``initial x factor ** (receive count - 1)``, at most ``maximum``, less up to ``jitter``."""
         initial = seconds_of(self.initial, name="initial")
         maximum = seconds_of(self.maximum, name="maximum")
         # SQS counts receives without bound; 64 doublings are past every maximum and still a float.
@@ -137,7 +137,7 @@ class ExpireRule(FailureRule):
     """See :func:`expire`."""
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Expire:
-        """Let it run out."""
+        """Let the lease run out."""
         return Expire()
 
 
@@ -146,16 +146,16 @@ class DeadLetterRule(FailureRule):
     """See :func:`dead_letter`."""
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> DeadLetter:
-        """To the dead-letter queue, with the reason."""
+        """Move the message to the dead-letter queue, with the reason."""
         return DeadLetter(reason)
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardRule:
-    """See :func:`discard`. It is no :class:`FailureRule`: what failed is never deleted."""
+    """See :func:`discard`. It is not a :class:`FailureRule`: failed messages are never deleted."""
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Delete:
-        """Delete it."""
+        """Delete the message."""
         return Delete()
 
 
@@ -167,11 +167,11 @@ class ByExceptionRule(FailureRule):
     otherwise: FailureRule
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """As for a failure without a known exception."""
+        """Settle as for a failure without a known exception."""
         return self.otherwise.settlement(receive_count=receive_count, reason=reason, random=random)
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
-        """The rule of the first class that has one, from the exception's own class upwards."""
+        """Return the rule of the first class that has one, from the exception's own class upwards."""
         rules = dict(self.rules)
         for error in errors:
             if (rule := rules.get(error)) is not None:
@@ -180,14 +180,14 @@ class ByExceptionRule(FailureRule):
 
 
 def release(delay: Duration | None = None) -> FailureRule:
-    """A failed message is visible again at once (the default), or after ``delay``.
+    """Make a failed message visible again at once (the default), or after ``delay``.
 
     Without a delay, a message that fails again and again does not keep the DAG busy for ever: up to its third receive
-    it is visible at once, from the fourth on after 5 s, 10 s, 20 s ... up to 15 minutes, each shortened at random by
-    up to a fifth. A delay that is given, 0 included, is the same after every receive.
+    it is visible at once; from the fourth on it waits 5 s, 10 s, 20 s ... up to 15 minutes, each shortened at random by
+    up to a fifth. With a delay, 0 included, the wait is the same after every receive.
 
     Args:
-        delay: Seconds or a ``timedelta``, up to 12 hours; whole seconds count.
+        delay: Seconds or a ``timedelta``, up to 12 hours; rounded down to whole seconds.
     """
     return ReleaseRule(delay)
 
@@ -198,11 +198,11 @@ def backoff(
     maximum: Duration = timedelta(minutes=15),
     jitter: float = 0.2,
 ) -> FailureRule:
-    """A failed message is visible again after a delay that grows with its receive count.
+    """Make a failed message visible again after a delay that grows with its receive count.
 
     Args:
         initial: Delay after the first receive, at least 1 s; 10 s by default.
-        factor: By how much each further receive multiplies it; 2 by default.
+        factor: The factor by which each further receive multiplies the delay; 2 by default.
         maximum: Longest delay; 15 minutes by default.
         jitter: Largest share by which the delay is shortened at random, so that messages which failed
             together do not come back together; 0.2 by default.
@@ -211,19 +211,19 @@ def backoff(
 
 
 def expire() -> FailureRule:
-    """A failed message is left alone: it is visible again when its visibility timeout ends."""
+    """Leave a failed message alone: it is visible again when its visibility timeout ends."""
     return ExpireRule()
 
 
 def dead_letter() -> FailureRule:
-    """A failed message goes to the queue's dead-letter queue at once, with the reason as a message attribute."""
+    """Move a failed message to the queue's dead-letter queue at once, with the reason as a message attribute."""
     return DeadLetterRule()
 
 
 def discard() -> DiscardRule:
-    """A message that a filter does not let through is deleted, although nothing worked on it.
+    """Delete a message that a filter does not let through, although it was not processed.
 
-    It is for messages that nobody wants, as ``unmatched=discard()`` of the Airflow sensor; no rule for failed work.
+    It is for messages that you do not need, as ``unmatched=discard()`` of the Airflow sensor, and not for failed work.
     """
     return DiscardRule()
 
@@ -231,7 +231,7 @@ def discard() -> DiscardRule:
 def by_exception(
     rules: Mapping[type[BaseException] | str, FailureRule], otherwise: FailureRule | None = None
 ) -> FailureRule:
-    """A failed message is settled by a rule that depends on the exception its work failed with.
+    """Settle a failed message by a rule that depends on the exception its work failed with.
 
     For example::
 
@@ -239,7 +239,7 @@ def by_exception(
 
     A rule also holds for the classes derived from its own; among several, the one nearest to the exception's class
     counts. An ``ExceptionGroup`` is settled by the rule for a class that all exceptions in it have in common; if
-    that is only ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are not looked at.
+    that is only ``Exception``, it counts as an ``Exception``. Causes (``raise ... from``) are ignored.
 
     Args:
         rules: Rules by the exception's class, or by the class's qualified name, so that the module need not be
@@ -273,7 +273,7 @@ def by_exception(
 
 
 def exception_names(error: BaseException) -> tuple[str, ...]:
-    """Return the qualified names of an exception's class and those it derives from, itself first, without object.
+    """Return the qualified names of an exception's class and its base classes, its own first, without ``object``.
 
     For an ``ExceptionGroup``, the classes that all of its leaves have in common follow the group's own:
     ``ExceptionGroup``, ``BaseExceptionGroup``, then for two ``ValueError``s ``ValueError``, at the end ``Exception``.
@@ -288,7 +288,7 @@ def exception_names(error: BaseException) -> tuple[str, ...]:
 
 
 def exception_name(name: str) -> str:
-    """Return a class's qualified name without what Airflow puts before the modules of DAG files."""
+    """Return a class's qualified name without the prefix that Airflow gives the modules of DAG files."""
     return _DAG_FILE_MODULE.sub("", name)
 
 
@@ -302,7 +302,7 @@ _MAX_REASON: Final = 500
 
 
 class MessageFailed(Exception):  # noqa: N818 - named by what happened, like AirflowFailException
-    """Some messages failed; the others that the work was concerned with count as done by it.
+    """A failure of some messages; the other messages of the work count as done.
 
     For example, in a task, asset or ``with lease(...)`` over the whole batch::
 
@@ -310,16 +310,16 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
         if failed:
             raise MessageFailed(failed)
 
-    Several of them in an ``ExceptionGroup``, as an ``asyncio.TaskGroup`` raises it, fail the messages of all; with any
-    other exception in the group, all messages failed.
+    An ``ExceptionGroup`` of several, as an ``asyncio.TaskGroup`` raises it, fails the messages that they name; with any
+    other exception in the group, all messages fail.
 
     Unlike a return value with ``batchItemFailures``, it makes the task (step, run) fail visibly. While an orchestrator
     holds the messages and has retries left, it simply tries again, with all of them held. When the work failed for
     good, only the messages named are settled by ``on_failure``.
 
     Args:
-        message_ids: The id of each message that failed (or just one). Naming none, or one that the work
-            was not concerned with, fails all of its messages.
+        message_ids: The id of each message that failed (or just one). An empty list, or an id that is not of the
+            work's messages, fails all of its messages.
     """
 
     def __init__(self, message_ids: str | Iterable[str]) -> None:
@@ -331,10 +331,10 @@ def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
     """Return the ids that a ``MessageFailed`` names, or an exception group that contains nothing else at any depth.
 
     Args:
-        error: What ended the work.
+        error: The exception that ended the work.
 
     Returns:
-        The ids; none where one ``MessageFailed`` of several names none, because that fails all messages.
+        The ids; empty if one ``MessageFailed`` of several names no ids, because that fails all messages.
         None for other exceptions.
     """
     leaves = tuple(_leaves(error))
@@ -345,7 +345,7 @@ def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group that are not groups themselves; any other exception is its only leaf."""
+    """Yield the exceptions in a group that are not groups themselves; any other exception is its only leaf."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from _leaves(each)
@@ -354,14 +354,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def failed_items(returned: object, message_ids: Collection[str]) -> frozenset[str]:
-    """Return which messages a task's return value names as failed.
+    """Return the messages that a task's return value names as failed.
 
     Args:
         returned: The return value of a task that succeeded.
-        message_ids: The messages that the task concerned.
+        message_ids: The messages that the task worked on.
 
     Returns:
-        A subset of ``message_ids``: all of them where the list is malformed.
+        A subset of ``message_ids``: all of them if the list is malformed.
     """
     if not isinstance(returned, Mapping) or returned.get("batchItemFailures") is None:
         return frozenset()
@@ -375,13 +375,13 @@ def failed_items(returned: object, message_ids: Collection[str]) -> frozenset[st
 
 
 def failure_reasons(returned: object, failed_ids: Collection[str]) -> dict[str, str]:
-    """Return why messages failed, as far as a task's return value says so: the ``reason`` beside ``itemIdentifier``.
+    """Return the reasons that a task's return value gives for failed messages, cut to 500 characters each.
 
-    Of each the first 500 characters count.
+    They are the ``reason`` beside ``itemIdentifier``.
 
     Args:
         returned: The return value of a task that succeeded.
-        failed_ids: What :func:`failed_items` made of it.
+        failed_ids: The result of :func:`failed_items`.
     """
     items = returned.get("batchItemFailures") if isinstance(returned, Mapping) else None
     reasons: dict[str, str] = {}
@@ -394,16 +394,16 @@ def failure_reasons(returned: object, failed_ids: Collection[str]) -> dict[str, 
 
 
 def printable(reason: str) -> str:
-    """Return a reason as it can be a message attribute: SQS refuses a message with control characters in one."""
+    """Return a reason that fits a message attribute: SQS refuses control characters in one."""
     return "".join(character if character.isprintable() else " " for character in reason).strip()
 
 
 def failed_by_exception(named: Collection[str] | None, message_ids: Collection[str]) -> frozenset[str]:
-    """Return which messages a task failed that failed for good itself.
+    """Return the messages that a task failed which itself failed for good.
 
     Args:
-        named: What :func:`named_message_ids` made of its exception; None if no exception is known.
-        message_ids: The messages that the task concerned.
+        named: The result of :func:`named_message_ids` for its exception; None if no exception is known.
+        message_ids: The messages that the task worked on.
 
     Returns:
         A subset of ``message_ids``: all of them unless the exception named some of them and nothing else.

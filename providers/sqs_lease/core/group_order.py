@@ -1,22 +1,22 @@
-"""FIFO queues: nothing is deleted ahead of an earlier message of its message group that goes back to the queue.
+"""Order in FIFO queues: no message is deleted before an earlier one of its message group that goes back to the queue.
 
-Deleting message k + 1 while k goes back would have k processed after it. So three rules hold within a group:
+If message k + 1 were deleted while k goes back, k would be processed after it. So three rules hold within a group:
 
 - A delete waits until all earlier messages have *ended*, each confirmed by the service. Until then the lease is held
   and extended: nothing is certain about message k while its work goes on, or while its own delete can still fail.
-- When a message ended other than by a delete or in the dead-letter queue, those behind it are released instead of
+- When a message ends other than by a delete or in the dead-letter queue, those behind it are released instead of
   deleted, although their own work succeeded, and come again after it, in order.
-- A message that went to the dead-letter queue holds nothing back: it is out of the way.
+- A message that went to the dead-letter queue delays no other: it has left the group.
 
 The price: two deletes of one group never share a call, since one entry of a batch call can fail while the next one
 succeeds. A queue with one group pays 500 deletes for a batch of 500, instead of 50.
 
 A message that is received again takes its former place, even if it had gone back: the queue gives out a message only
-when none of its group is in flight, so all that is held from before is behind it. For the same reason, what went back
-concerns only those that had joined by then.
+when no other of its group is in flight, so all messages held from before are behind it. For the same reason, a return
+affects only the members that had joined by then.
 
-:class:`GroupOrder` keeps these rules within a ledger, for what is pending. :func:`hold_back` and :func:`ready` say the
-same beforehand, for hosts that write down what they are about to settle.
+:class:`GroupOrder` keeps these rules within a ledger, for pending settlements. :func:`hold_back` and :func:`ready` give
+the same results in advance, for hosts that write down what they are about to settle.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Member(Protocol):
     sequence: int
     """A unique number."""
     joined: int
-    """When it joined its group: a higher number than that of those that joined before. The order sets it."""
+    """The number of its joining the group, higher than those of earlier joins. The order sets it."""
     rank: int
-    """Its place within its group: a higher number than that of the members before it. The order sets it."""
+    """Its place within its group, a higher number than those of the members before it. The order sets it."""
     group: str | None
     """The group that it is a member of now; None for a message without order."""
     settlement: Settlement | None
-    """What was decided for it. The order turns a delete into a release."""
+    """The settlement that was decided for it. The order may turn a delete into a release."""
     behind: bool
     """Whether its delete waits for earlier members. The order sets it."""
     goes_back: bool
-    """Whether an earlier member was returned while another group had both. The order sets it."""
+    """Whether an earlier member went back to the queue while both were in another group. The order sets it."""
 
     @property
     def receipt(self) -> Receipt:
-        """Which reception of which message this is."""
+        """The reception of the message."""
 
     @property
     def is_undecided(self) -> bool:
@@ -75,15 +75,15 @@ class _Group(Generic[_Member]):
         self.members: list[tuple[int, int, _Member]] = []  # a heap by rank
         self.undecided: list[tuple[int, int, _Member]] = []  # a heap by rank
         self.waiting: list[tuple[int, int, _Member]] = []  # a heap by rank, the latest first: ranks are negative here
-        self.places: dict[str, _Member] = {}  # by message: who has its place, or had it last
-        self.returned: list[tuple[int, int]] = []  # what has a higher rank and joined by then goes back; both rise
+        self.places: dict[str, _Member] = {}  # by message: the member that has its place, or had it last
+        self.returned: list[tuple[int, int]] = []  # members of a higher rank that joined by then go back; both rise
 
 
 class GroupOrder(Generic[_Member]):
     """The order within the message groups of one queue. Each operation costs O(log n).
 
-    The ledger tells what was decided (:meth:`decide`) and what ended (:meth:`end`), and gets the members whose
-    settlement may begin by that: this class alone knows why one waits, or goes back.
+    The ledger reports each decision (:meth:`decide`) and each end (:meth:`end`), and gets the members whose settlement
+    may begin now. Only this class knows why a member waits, or goes back.
     """
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class GroupOrder(Generic[_Member]):
         self._joined = 0
 
     def __len__(self) -> int:
-        """How many groups have members that have not ended."""
+        """Count the groups with members that have not ended."""
         return len(self._groups)
 
     def join(self, member: _Member) -> None:
-        """Hold a message behind those of its group that are held already, or in the place that it had before."""
+        """Add a message behind those of its group that are held already, or in the place that it had before."""
         if member.group is None:
             return
         if (held := self._groups.get(member.group)) is None:
@@ -133,7 +133,7 @@ class GroupOrder(Generic[_Member]):
 
         Args:
             member: The member.
-            done: Whether its message is out of the way: deleted, or in the dead-letter queue.
+            done: Whether its message has left the group: deleted, or in the dead-letter queue.
         """
         if member.group is None:
             return []
@@ -147,7 +147,7 @@ class GroupOrder(Generic[_Member]):
         return freed
 
     def move(self, member: _Member, group: str | None) -> list[_Member]:
-        """Keep the order of a member's whole group in another group from now on, as it was decided.
+        """Move a member's whole group to another group, with its order and decisions.
 
         Returns:
             The members whose settlements may begin now.
@@ -171,7 +171,7 @@ class GroupOrder(Generic[_Member]):
         return freed
 
     def waits_for_work(self, member: _Member) -> bool:
-        """Whether a member's delete waits for an earlier one whose work goes on."""
+        """Return whether a member's delete waits for an earlier member whose work goes on."""
         if member.group is None or not member.behind:
             return False
         undecided = self._groups[member.group].undecided
@@ -180,7 +180,7 @@ class GroupOrder(Generic[_Member]):
         return bool(undecided) and undecided[0][0] < member.rank
 
     def _first(self, group: str) -> _Member | None:
-        """The earliest message of a group that has not ended."""
+        """Return the earliest member of a group that has not ended."""
         held = self._groups.get(group)
         while held is not None and held.members:
             if _is_member(held.members[0][2], group):
@@ -189,7 +189,7 @@ class GroupOrder(Generic[_Member]):
         return None
 
     def _return_from(self, held: _Group[_Member], member: _Member) -> list[_Member]:
-        """A message goes back to the queue: the deletes that wait behind it become releases, and may begin."""
+        """Turn the deletes that wait behind a member that goes back into releases, which may begin."""
         while held.returned and held.returned[-1][0] >= member.rank:
             held.returned.pop()
         held.returned.append((member.rank, self._joined))
@@ -220,13 +220,13 @@ def hold_back(
     """Turn deletes behind a message that was not done into releases.
 
     Args:
-        settlements: What is asked for.
+        settlements: The settlements that were requested.
         leases: All leases of the batch, settled ones included, in the order they were received.
-        outcome_of: How a lease ended; None while it is held.
+        outcome_of: Returns how a lease ended; None while it is held.
 
     Returns:
         The settlements to carry out, for the same receipts. Messages that are held and have no settlement yet
-        hold nothing back, and neither do messages without a group.
+        delay no other, and neither do messages without a group.
     """
     blocked: set[str] = set()
     carried_out = dict(settlements)
@@ -255,9 +255,9 @@ def ready(
     """Leave out deletes behind a message of the same group that is still worked on.
 
     Args:
-        settlements: What is asked for.
+        settlements: The settlements that were requested.
         leases: All leases of the batch, settled ones included, in the order they were received.
-        outcome_of: How a lease ended, or is being ended; None while it is only held.
+        outcome_of: Returns how a lease ended, or is being ended; None while it is only held.
 
     Returns:
         The settlements that need not wait, in the order of the leases: the earliest of a group first.

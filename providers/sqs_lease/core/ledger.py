@@ -16,7 +16,7 @@ waits for each answer no longer than :meth:`Ledger.timeout_seconds` says, and re
     SENT        answer                                      SETTLING to try again, or to delete what was forwarded
     any         answer "lost", settled, forgotten           ENDED
 
-What is called first, behind one pacing gate for the queue:
+The order of calls, behind one pacing gate for the queue:
 
 * Extensions of live leases go first, the earliest deadline ahead; then releases, deletes by their leases' deadlines,
   and extensions of leases that have lapsed. While calls are spaced, settlements and lapsed leases get every eighth call
@@ -25,29 +25,29 @@ What is called first, behind one pacing gate for the queue:
 * Slots are reserved: of the 32 calls under way, settlements and forwards leave eight to extensions, and extensions
   leave four to them.
 * All batch calls are filled up to ten: extensions by leases that are due soon, settlements by those that wait for
-  another try, or for others to fill their call (``within_seconds`` of :meth:`Ledger.settle`). What fails together is
-  tried again together.
+  another try, or for others to fill their call (``within_seconds`` of :meth:`Ledger.settle`). Entries that fail
+  together are tried again together.
 
 Rules that the table cannot show:
 
 * A deadline moves only by an answer, and counts from before the call was sent. A release without an answer may
   have been carried out or not: the deadline is then the earlier of the two possible ones.
 * A message is released only while it is certainly invisible by that deadline, and never once that has passed, even
-  if an extension succeeded since: somebody else may hold it, and on a standard queue an old receipt handle can
+  if an extension succeeded since: another consumer may hold it, and on a standard queue an old receipt handle can
   extend, and end, *their* lease. A release at once that got no answer is therefore never repeated; one that was
-  certainly not carried out is. So such a lease is extended by the visibility timeout at most, whatever its policy asks
+  certainly not carried out is. A lease in doubt is extended by the visibility timeout at most, whatever its policy asks
   for: when its work fails, the message comes back only when that has passed.
 * An extension never shortens a lease. So a lease that its last holder extended for long, as it passed it on, keeps
-  what it has, whatever the policy asks for.
+  its deadline, whatever the policy asks for.
 * No extension is sent once settlement began, and settlement waits for the answer to an extension under way.
 * A refused settlement ends at once: a repetition would get the same answer. A refused forward becomes a release, and
-  its outcome is still that it failed. A settlement that fails otherwise ends by its age:
-  once its lease has ended and :data:`SETTLE_SECONDS` have passed. Those that still wait for their first call end when,
-  beyond that, no settlement has gone through for so long: then the queue carries out none.
-* About one receipt there is one call under way at most, also when its lease was forgotten and came again meanwhile. A
-  lease that comes again so goes on with that call's answer, if it was an extension. If it was a settlement, the lease
-  is in doubt. Nothing else is kept of a lease that ended.
-* On a FIFO queue the order within a message group decides when a delete begins, and what becomes of it
+  its outcome is still that it failed. A settlement that fails in another way is given up once its lease has ended and
+  :data:`SETTLE_SECONDS` have passed. If it still waits for its first call then, it is given up only when no other
+  settlement of the queue has gone through for that long either.
+* Each receipt is in one call under way at most, also when its lease was forgotten and came again meanwhile. If that
+  call is an extension, the lease that came again takes its answer; if it is a settlement, the lease is in doubt.
+  Nothing else is kept of a lease that ended.
+* On a FIFO queue the order within a message group decides when a delete begins, and whether it becomes a release
   (:mod:`sqs_lease.core.group_order`). Until it begins, its lease is extended like any other.
 
 Every operation costs O(log n) comparisons; nothing ever looks at all leases.
@@ -89,10 +89,10 @@ MAX_CALLS_UNDER_WAY: Final = 32
 """Calls of one queue under way at once; more would only wait for connections, and a call must not wait once decided."""
 
 SLOTS_FOR_EXTENSIONS: Final = 8
-"""How many of them only extensions may take: settlements never keep a lease from being extended."""
+"""Calls of those that only extensions may use: settlements never keep a lease from being extended."""
 
 SLOTS_FOR_SETTLEMENTS: Final = 4
-"""How many of them extensions leave free: what failed becomes visible at once, also beside many slow extensions."""
+"""Calls of those that extensions leave free: failed messages are visible at once, also beside many slow extensions."""
 
 MAX_FORWARDS_UNDER_WAY: Final = 8
 """Forwards under way at once: each may wait for a slow source of its message's content."""
@@ -107,35 +107,35 @@ RELEASE_MARGIN_SECONDS: Final = 2.0
 """With less than this left a release could arrive after the lease ended, so the lease is left to end by itself."""
 
 CAP_MARGIN_SECONDS: Final = 5.0
-"""How far the last extension stays below the service's 12 hours: the service counts from when a call *arrives*."""
+"""The last extension stays this far below the service's 12 hours: the service counts from when a call *arrives*."""
 
 URGENT_SECONDS: Final = 5.0
-"""When a live lease that waits has less than this left, others get only every eighth call of a paced queue."""
+"""While a waiting live lease has less time left than this, lapsed leases get no calls of a paced queue before it."""
 
 _PASSED_OVER: Final = 7
-"""After so many calls of a paced queue that were others', settlements and lapsed leases have their turn."""
+"""After so many other calls of a paced queue, settlements and lapsed leases have their turn."""
 
 RIDE_ALONG_SHARE: Final = 0.25
 """A lease may be renewed early, by up to this share of its waiting time, to fill a batch of ten."""
 
 RIDE_ALONG_SECONDS: Final = 1.0
-"""A settlement may be tried again so much early, to fill a batch of ten."""
+"""A settlement may be tried again this much early, to fill a batch of ten."""
 
 SETTLE_SECONDS: Final = 60.0
-"""How long a settlement is tried at least, where that is safe, before it is given up."""
+"""A settlement is tried for at least this long, if that is safe, before it is given up."""
 
 MOVED_AT_ONCE: Final = 500
-"""How many leases one look at the time moves on: when all of them fall due together, the event loop gets its turns."""
+"""Most leases that one call of ``due()`` moves on at a time: when all fall due together, the event loop gets turns."""
 
 SLOW_ANSWER_SECONDS: Final = 1.0
-"""From such answers on leases are renewed earlier, by one and a half times what an answer takes."""
+"""If answers take longer than this, leases are renewed earlier, by one and a half times the time of an answer."""
 
 _UNCERTAIN_DELETE: Final = "the lease had ended before SQS confirmed the delete: another consumer may have the message"
 _UNANSWERED_DELETE: Final = "an earlier delete got no answer, and was probably carried out; to the next SQS said"
 
 
 class Phase(IntEnum):
-    """Where a lease stands; the module's table says what leads where."""
+    """The phases of a lease; the module's table has the changes between them."""
 
     WAITING = 0
     DUE = 1
@@ -161,7 +161,7 @@ class Entry(Struct, eq=False, gc=False):
     lease: Lease
     policy: RenewalPolicy
     sequence: int
-    group: str | None = None  # where the order of a message group is kept: its batch and its group
+    group: str | None = None  # the key of its group's order: its batch and its message group
     renewed_at: float = 0.0
     deadline: float = 0.0
     ends_at: float = 0.0  # the end that no extension can go beyond
@@ -173,17 +173,17 @@ class Entry(Struct, eq=False, gc=False):
     rank: int = 0
     final: bool = False  # it cannot be extended beyond its deadline
     has_lapsed: bool = False  # its deadline passed, and no extension was confirmed since
-    doubtful: bool = False  # its deadline passed once: it may be somebody else's as well
-    refused: bool = False  # the last extension was refused, and that was said
+    doubtful: bool = False  # its deadline passed once: another consumer may hold it as well
+    refused: bool = False  # the last extension was refused, and an event told so
     settlement: Settlement | None = None
     began_settling_at: float = math.inf
     tries: int = 0  # of its settlement
     behind: bool = False  # its delete waits for earlier messages of its group; the lease is extended meanwhile
     goes_back: bool = False  # an earlier message of its group was returned by the batch that held it before
-    forwarded: bool = False  # a copy is in the dead-letter queue; its delete is left to be made
+    forwarded: bool = False  # a copy is in the dead-letter queue; the delete is still to be sent
     forward_refused: str | None = None  # why the dead-letter queue did not take it; it is released instead
     delete_unanswered: bool = False  # a delete may have been carried out: no answer came
-    settle_by: float = -math.inf  # until when its settlement may wait for others to fill its call
+    settle_by: float = -math.inf  # the time until which its settlement may wait for others to fill its call
     failed_by: str = "its turn never came: for a minute SQS carried out no settlement of the queue"
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class Entry(Struct, eq=False, gc=False):
 
     @property
     def receipt(self) -> Receipt:
-        """Which reception this is."""
+        """The reception of the message."""
         return self.lease.receipt
 
     @property
@@ -237,12 +237,12 @@ class Entry(Struct, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What comes next for some leases that are held; times are of the ledger's clock.
+    """The next times of some held leases; times are of the ledger's clock.
 
     Attributes:
-        renew_at: When the first of them is to be extended; in the past where that is due or under way, None where no
-            lease is extended any more.
-        deadline: When the first of them ends unless it is extended; None where none is held.
+        renew_at: When the first of them is to be extended; in the past if that is due or under way, None if no lease
+            is extended any more.
+        deadline: When the first of them ends unless it is extended; None if no lease is held.
     """
 
     renew_at: float | None
@@ -250,7 +250,7 @@ class Outlook:
 
     @classmethod
     def of_all(cls, parts: Iterable[Outlook]) -> Outlook:
-        """What comes next for several parts together."""
+        """Combine the outlooks of several parts."""
         known = list(parts)
         return cls(
             min((part.renew_at for part in known if part.renew_at is not None), default=None),
@@ -259,11 +259,11 @@ class Outlook:
 
 
 class Progress:
-    """Whether settlements go through.
+    """The record of whether settlements go through.
 
     Attributes:
-        went_through_at: When an answer said last that one was carried out, or will never be.
-        failed_at: When all entries of a call failed last, and may be tried again.
+        went_through_at: When an answer last said that a settlement was carried out, or never will be.
+        failed_at: When all entries of a call last failed in a way that allows another try.
     """
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class Progress:
 
     @property
     def is_none(self) -> bool:
-        """Whether they failed for :data:`SETTLE_SECONDS`, and none went through meanwhile."""
+        """Whether settlements have failed for :data:`SETTLE_SECONDS`, without one that went through meanwhile."""
         return self.failed_at > self.went_through_at + SETTLE_SECONDS
 
     def answered(self, answers: Sequence[EntryAnswer], now: float) -> None:
@@ -284,7 +284,7 @@ class Progress:
 
 
 class Ledger:
-    """Holds the leases of one queue, and schedules all calls about them.
+    """The leases of one queue, and the schedule of all calls about them.
 
     Times are seconds of one clock that never goes back, the same in all calls.
 
@@ -307,13 +307,13 @@ class Ledger:
         self._sequence = 0
         self._events: list[LeaseEvent] = []
         self._orders: Orders[Entry] = Orders()
-        # What waits for a time.
+        # Leases that wait for a time.
         self._waiting = self._orders.by_time()  # by renewal; final leases by deadline, to notice that they lapse
         kinds = (Release, Delete, DeadLetter)
         self._retries: dict[type, TimeOrder[Entry]] = {kind: self._orders.by_time() for kind in kinds}
-        # Settlements that wait for others to fill their call, by when they wait no longer.
+        # Settlements that wait for others to fill their call, by the end of that wait.
         self._gathering: dict[type, TimeOrder[Entry]] = {kind: self._orders.by_time() for kind in kinds}
-        # What may be called about now.
+        # Leases that calls may be about now.
         self._live = self._orders.by_time()  # to be extended, by deadline
         self._lapsed = self._orders.by_time()  # to be extended, by the deadline that has passed
         self._releases = self._orders.by_arrival()
@@ -340,12 +340,12 @@ class Ledger:
         return receipt in self._entries
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease with its deadline as confirmed so far; None if it is not held (any more)."""
+        """Return the lease with its deadline as confirmed so far; None if it is not held (any more)."""
         entry = self._entries.get(receipt)
         if entry is None:
             return None
         held = entry.lease
-        # Field by field: dataclasses.replace() takes three times as long, and this is asked for every lease.
+        # Field by field: dataclasses.replace() takes three times as long, and this runs for every lease.
         return Lease(
             held.receipt,
             held.received_at,
@@ -357,14 +357,14 @@ class Ledger:
         )
 
     def certain_until(self, receipts: Iterable[Receipt]) -> float | None:
-        """The time until which each held lease of these lasts; None if none is held, or one is doubtful."""
+        """Return the time until which all held leases of these last; None if no lease is held, or one is doubtful."""
         entries = [entry for receipt in receipts if (entry := self._entries.get(receipt)) is not None]
         if any(entry.doubtful for entry in entries):
             return None
         return min((entry.deadline for entry in entries), default=None)
 
     def outlook(self, receipts: Iterable[Receipt]) -> Outlook:
-        """What comes next for those of these leases that are held. It looks at each of them."""
+        """Return the next times of those of these leases that are held. The cost grows with their number."""
         renew_at = deadline = math.inf
         for receipt in receipts:
             if (entry := self._entries.get(receipt)) is None:
@@ -383,14 +383,14 @@ class Ledger:
     def hold(self, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
         """Hold a lease, received a moment ago or taken over; its deadline may have passed.
 
-        It makes nothing due: the policy says when the lease is extended next. A lease that is held already goes on
-        with what is confirmed of it, by the new policy and in the new batch. An older lease on the same message is
-        lost by that: the service gave the message out again.
+        No call becomes due by that: the policy says when the lease is extended next. A lease that is held already keeps
+        its confirmed times and gets the new policy and the new batch. An older lease on the same message is lost by
+        that: the service gave the message out again.
 
         Args:
             lease: The lease.
             policy: Its renewal policy, with a known visibility timeout.
-            batch: A number for what is worked on together: the messages of a group are in order within a batch.
+            batch: The number of the batch: the messages of a group are in order within a batch.
         """
         if (held := self._entries.get(lease.receipt)) is not None:
             held.follow(policy)
@@ -404,8 +404,8 @@ class Ledger:
         """Make an extension due at once, whatever the policy says.
 
         Returns:
-            Whether one will be sent, or is under way: False where the lease is not held, is being settled
-            or cannot be extended any further.
+            Whether one will be sent, or is under way: False if the lease is not held, is being settled or cannot be
+            extended any further.
         """
         entry = self._entries.get(receipt)
         if entry is None:
@@ -417,11 +417,12 @@ class Ledger:
     def extend_until(self, receipt: Receipt, until: float, now: float) -> bool:
         """Extend a lease once so that it lasts until a time, and no more after that: its holder is about to stop.
 
-        One that lasts so long already is left alone. A failed call is tried again. Asking again changes nothing.
+        A lease that lasts until then already is left alone. A failed call is tried again. A second request changes
+        nothing.
 
         Returns:
-            Whether an extension is planned or under way for that: False where the lease lasts long enough, is not
-            held, is being settled or cannot be extended any further.
+            Whether an extension is planned or under way for that: False if the lease lasts long enough, is not held,
+            is being settled or cannot be extended any further.
         """
         entry = self._entries.get(receipt)
         if entry is None or entry.is_being_settled:
@@ -448,14 +449,14 @@ class Ledger:
 
         Args:
             receipt: The lease.
-            settlement: What becomes of the message.
+            settlement: How to settle the message.
             now: The time.
             in_order: Whether, on a FIFO queue, a delete waits for the earlier messages of its group, and becomes a
                 release when one of them was returned. True by default.
             within_seconds: How long it may wait for others to fill a call of ten; 0, the default, does not wait.
 
         Returns:
-            Whether it was decided now: False where the lease is not held, or was decided before.
+            Whether it was decided now: False if the lease is not held, or was decided before.
         """
         entry = self._entries.get(receipt)
         if entry is None or entry.settlement is not None:
@@ -467,12 +468,12 @@ class Ledger:
         return True
 
     def waits_for_work(self, receipt: Receipt) -> bool:
-        """Whether a delete waits for an earlier message of its group that nothing was decided about yet."""
+        """Return whether a delete waits for an earlier message of its group that is not decided yet."""
         entry = self._entries.get(receipt)
         return entry is not None and self._groups.waits_for_work(entry)
 
     def forget(self, receipt: Receipt) -> None:
-        """Stop tracking a lease, without a call or an event: somebody else holds it now."""
+        """Stop tracking a lease, without a call or an event: another holder has it now."""
         entry = self._entries.get(receipt)
         if entry is not None:
             self._remove(entry, done=False)
@@ -480,7 +481,7 @@ class Ledger:
     # Deciding what to call
 
     def next_due(self) -> float | None:
-        """When :meth:`due` has something to say next.
+        """Return when :meth:`due` has calls next.
 
         Returns:
             A time; one in the past means now. None: not before a call is reported or a lease changes.
@@ -496,18 +497,18 @@ class Ledger:
         return min(times, default=None)
 
     def earliest_deadline(self, now: float) -> float | None:
-        """The earliest deadline of all live leases that nothing was decided about. It looks at every lease."""
+        """Return the earliest deadline of all live, undecided leases. The cost grows with the number of leases."""
         entries = self._entries.values()
         return min((one.deadline for one in entries if one.is_undecided and one.deadline > now), default=None)
 
     def due(self, now: float, limit: int | None = None) -> list[Call]:
-        """The calls to make now, in the order of the module's docstring.
+        """Return the calls to make now, in the order of the module's docstring.
 
         The caller must make them at once, and report each one, whatever the result.
 
         Args:
             now: The time.
-            limit: Most calls to return; what is left over is due still. None: no limit.
+            limit: Most calls to return; the others stay due. None: no limit.
         """
         self._now = now
         calls: list[Call] = []
@@ -525,11 +526,11 @@ class Ledger:
         return calls
 
     def timeout_seconds(self, call: Call) -> float:
-        """How long to wait for the answer to a call.
+        """Return how long to wait for the answer to a call.
 
-        An extension leaves time to try again within the most urgent lease for which there is time, unless answers were
-        seen to take longer. Where a second try would come too late for all of its leases, and where they have lapsed,
-        it gets the full time-out: its answer still counts after the deadline.
+        An extension leaves time for a second try within the most urgent lease that has enough time left, unless recent
+        answers took longer. If a second try would come too late for all of its leases, or they have lapsed, the call
+        gets the full time-out: its answer still counts after the deadline.
         """
         if not isinstance(call, ExtendCall):
             return self._call_timeout_seconds
@@ -570,13 +571,13 @@ class Ledger:
     def _admit(self, lease: Lease, policy: RenewalPolicy, batch: int) -> Entry | None:
         other = self._by_message.get(lease.receipt.message_id)
         if other is not None and other.lease.receive_count > lease.receive_count:
-            # Handed over late: what is held already is the newer reception.
+            # Handed over late: the ledger already holds the newer reception.
             self._events.append(Lost(lease.receipt, "the message was received again"))
             return None
         self._sequence += 1
         entry = Entry(lease, policy, self._sequence, self._group_of(lease, batch))
         if entry.receipt in self._called:
-            # It was forgotten while a call about it was under way; nothing is sent beside that call.
+            # It was forgotten while a call about it was under way; no other call is sent beside that one.
             entry.phase = Phase.EXTENDING
         self._groups.join(entry)
         if other is not None:
@@ -593,7 +594,7 @@ class Ledger:
 
         Args:
             entry: The lease.
-            done: Whether its message is out of the way: deleted, or in the dead-letter queue.
+            done: Whether its message has left the group: deleted, or in the dead-letter queue.
         """
         entry.enter(Phase.ENDED)
         self._orders.take_out(entry)
@@ -614,7 +615,7 @@ class Ledger:
         renew_at = min(renew_at, entry.deadline)
         expected = self._answer_time.expected_seconds
         if expected > SLOW_ANSWER_SECONDS:
-            # No more than twice as often as the policy says.
+            # At most twice as often as the policy says.
             earliest = (renew_at + entry.renewed_at) / 2
             renew_at = min(renew_at, max(entry.deadline - 1.5 * expected, earliest))
         entry.renew_at = renew_at
@@ -636,7 +637,7 @@ class Ledger:
 
         Args:
             entry: The lease.
-            detail: Why.
+            detail: The reason.
             took_place: Whether a newer reception of its message took its place within its group.
         """
         self._remove(entry, done=took_place)
@@ -653,7 +654,7 @@ class Ledger:
     # Choosing calls
 
     def _process_timers(self, now: float) -> bool:
-        """Process the timers that are due; return whether any were."""
+        """Process the timers that are due; return whether there were any."""
         moved = False
         for entry in self._waiting.pop_until(now, MOVED_AT_ONCE):
             moved = True
@@ -677,7 +678,7 @@ class Ledger:
         return moved
 
     def _give_up(self, waiting: TimeOrder[Entry] | ArrivalOrder[Entry], failed_at: float) -> bool:
-        """End settlements that wait for a call and were too old when others failed last; return whether any did."""
+        """End settlements that wait for a call and were too old when others last failed; return whether one ended."""
         for ended in range(MOVED_AT_ONCE):
             if (entry := waiting.head()) is None or failed_at < _given_up_at(entry):
                 return ended > 0
@@ -718,7 +719,7 @@ class Ledger:
         return None
 
     def _next_kinds(self, now: float) -> Sequence[Callable[[float], Call | None]]:
-        """Whose turn it is, in order."""
+        """Return the kinds of calls to try, the one that has its turn first."""
         if not self._wants_extension():
             return (self._settlement_call,)
         if not self._pacing.is_pacing:
@@ -739,11 +740,11 @@ class Ledger:
         return self._extension_call((self._lapsed, self._live), now)
 
     def _extension_call(self, orders: Sequence[TimeOrder[Entry]], now: float) -> Call | None:
-        """A call that extends what is first in the first of these orders, filled up from all."""
+        """Make a call that extends the first lease of the first of these orders, filled up from all of them."""
         if not self._extension_slots():
             return None
         changes: list[VisibilityChange] = []
-        # Only what is due makes a call; what rides along fills it.
+        # Only a lease that is due makes a call; others ride along to fill it.
         while len(changes) < MAX_BATCH_ENTRIES and (changes or orders[0].first() is not None):
             if (entry := self._next_to_extend(orders, now)) is None:
                 break
@@ -759,7 +760,7 @@ class Ledger:
         return ExtendCall(now, tuple(changes)) if changes else None
 
     def _next_to_extend(self, orders: Sequence[TimeOrder[Entry]], now: float) -> Entry | None:
-        """The most urgent lease that is due, else one that may ride along."""
+        """Return the most urgent lease that is due, or else one that may ride along."""
         for order in orders:
             if order.first() is not None:
                 return order.pop()
@@ -775,7 +776,7 @@ class Ledger:
 
     @staticmethod
     def _extension_seconds(entry: Entry, now: float) -> int:
-        """What the policy asks for, rounded up and cut to the lease's end; below 1 where nothing is gained."""
+        """Return the policy's extension, rounded up and cut to the lease's end; below 1 if that gains no time."""
         most = MAX_VISIBILITY_SECONDS
         if entry.doubtful or now > entry.deadline:
             most = entry.policy.visibility_seconds  # it cannot be released early
@@ -827,7 +828,7 @@ class Ledger:
         return DeleteCall(now, tuple(deleted)) if deleted else None
 
     def _next_retry(self, kind: type, now: float) -> Entry | None:
-        """A settlement that waits for others, or is due for another try soon, to fill a call that is made anyway."""
+        """Return a settlement that waits for others, or is due for another try soon, to fill a call made anyway."""
         if self._gathering[kind].first() is not None:
             return self._gathering[kind].pop()
         first = self._retries[kind].first()
@@ -855,7 +856,7 @@ class Ledger:
         elif answered:
             pacing.went_through(call.asked_at, now)
         if isinstance(call, ForwardCall):
-            return throttled  # its time is that of the message's source, too
+            return throttled  # its time includes that of the message's source
         if answered:
             self._answer_time.answered(now - call.asked_at)
         elif Verdict.TRANSIENT in verdicts:
@@ -867,7 +868,7 @@ class Ledger:
     ) -> None:
         failed: list[Entry] = []
         for change, answer in zip(call.changes, answers, strict=True):
-            # By its receipt: what SQS says of it also holds for a lease that was forgotten and came again meanwhile.
+            # By its receipt: the answer also holds for a lease that was forgotten and came again meanwhile.
             if (entry := self._entries.get(change.receipt)) is None:
                 continue
             if answer.verdict is Verdict.LOST:
@@ -891,7 +892,7 @@ class Ledger:
             else:
                 self._note_refusal(entry, answer)
                 failed.append(entry)
-        # One that was lost may have returned those of its group behind it, which this loop had passed already.
+        # A lost lease may have returned later members of its group, which this loop had passed already.
         for entry in failed:
             if entry.is_being_settled:
                 self._begin_settling(entry)
@@ -907,7 +908,7 @@ class Ledger:
             self._events.append(Refused(entry.receipt, _detail(answer)))
 
     def _extend_again(self, failed: Sequence[Entry], seconds: int, now: float) -> None:
-        """Try all that failed in one call again together, when the most urgent of them asks for it."""
+        """Try all that failed in one call again together, at the time for the most urgent of them."""
         if not failed:
             return
         left = [entry.deadline - now for entry in failed]
@@ -982,7 +983,7 @@ class Ledger:
                 case _, Verdict.LOST:
                     self._end(entry, Outcome.LOST, _detail(answer))
                 case ForwardCall(), Verdict.REFUSED:
-                    # Not held until its lease ends: that may be in a quarter of an hour.
+                    # Released, not held until its lease ends: that may take a quarter of an hour.
                     entry.forward_refused = _detail(answer)
                     entry.settlement = Release(0)
                     entry.tries = 0
@@ -995,7 +996,7 @@ class Ledger:
                     entry.enter(Phase.SETTLING)
                     self._offer(entry)
                 case ReleaseCall() as release, Verdict.TRANSIENT:
-                    # Carried out or not: it is certainly invisible only until the earlier of the two ends.
+                    # Carried out or not: the message is certainly invisible only until the earlier of the two ends.
                     entry.deadline = min(entry.deadline, release.asked_at + release.changes[index].seconds)
                     failed.append((entry, answer))
                 case _:
@@ -1004,7 +1005,7 @@ class Ledger:
         self._settle_again(failed, now, throttled=throttled)
 
     def _go_on(self, entry: Entry, verdict: Verdict) -> None:
-        """Hold a lease further that came again while a settlement of an earlier holder was under way."""
+        """Continue to hold a lease that came again while a settlement of an earlier holder was under way."""
         entry.enter(Phase.WAITING)
         was_made = verdict not in NOT_CARRIED_OUT
         entry.doubtful |= was_made
@@ -1018,7 +1019,7 @@ class Ledger:
     def _settled(self, entry: Entry, call: DeleteCall | ReleaseCall | ForwardCall, now: float) -> None:
         match call:
             case ForwardCall():
-                # What is in the dead-letter queue now is deleted here; the outcome still names the forwarding.
+                # The copy is in the dead-letter queue, so delete it here; the outcome still names the forwarding.
                 entry.began_settling_at = now
                 entry.forwarded = True
                 entry.settlement = Delete()
@@ -1054,7 +1055,7 @@ class Ledger:
             return
         left = min((entry.deadline - now for entry in again if entry.deadline > now), default=math.inf)
         again_at = now + settlement_retry_seconds(min(entry.tries for entry in again), left, self._random)
-        # The last try is made when the first of them is old enough to be given up, not up to half a minute later.
+        # The last try comes when the first of them is old enough to be given up, not up to half a minute later.
         given_up_at = (_given_up_at(entry) for entry in again if not isinstance(entry.settlement, Release))
         again_at = min([again_at, *given_up_at])
         for entry in again:
@@ -1066,7 +1067,7 @@ class Ledger:
 
 
 def _given_up_at(entry: Entry) -> float:
-    """From when on a delete or a forward that fails, or that never got its turn, is not tried again."""
+    """Return the time from which a delete or a forward that fails, or never got its turn, is not tried again."""
     return max(entry.deadline, entry.began_settling_at + SETTLE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""What is held: a message, the receipt that proves we hold it, and the lease with its deadline."""
+"""Messages, receipts that prove that we hold them, and leases with their deadlines."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-_MAPPINGS = (dict, Mapping)  # a dict first: the abstract class is asked slowly, and once a message
+_MAPPINGS = (dict, Mapping)  # dict first: a check against the abstract class is slow, and made for each message
 
 _SHOWN_HANDLE_CHARACTERS = 6
 _BASE64 = "base64"
 
 _LONGEST_NUMBER = 18  # digits
 MOST_RECEIVES = 2**31 - 1
-"""As many as tables and files have room for."""
+"""The largest receive count that tables and files have room for."""
 LAST_MILLISECOND = 253_402_300_799_999
-"""Of the year 9999."""
+"""The last millisecond of the year 9999, since the epoch."""
 
 
 class Receipt(Struct, frozen=True, gc=False):
@@ -54,7 +54,7 @@ class Message:
     ``repr`` leaves out the body and the receipt handle: neither belongs in a log.
 
     Attributes:
-        receipt: Which reception this is.
+        receipt: The reception that brought it.
         body: The text that was sent.
         attributes: The service's own attributes, as strings, e.g. ``ApproximateReceiveCount``.
         message_attributes: The sender's attributes, in the shape of the SQS API:
@@ -73,7 +73,7 @@ class Message:
 
     @property
     def receive_count(self) -> int:
-        """How often the message was received, this reception included; 1 where the service did not say."""
+        """How often the message was received, this reception included; 1 if the service did not say."""
         return min(whole_number(self.attributes.get("ApproximateReceiveCount")) or 1, MOST_RECEIVES)
 
     @property
@@ -90,7 +90,7 @@ class Message:
         return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
     def as_dict(self) -> dict[str, Any]:
-        """The message in the shape of the SQS API, *without* the receipt handle: what work tasks are given.
+        """Return the message in the shape of the SQS API, *without* the receipt handle: tasks get it in this form.
 
         Keys: ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``, as in the answer of
         ``ReceiveMessage`` and in what the stock ``SqsSensor`` returns. Binary attributes have ``{"base64": "..."}`` in
@@ -129,9 +129,9 @@ class Message:
 
 
 def whole_number(text: object) -> int | None:
-    """The number in an attribute of the service; None if it is missing, or is not one.
+    """Return the number in an attribute of the service; None if it is missing, or is not a number.
 
-    A message may come from somewhere else than SQS, and one that says nonsense must not stop its batch.
+    A message may come from a service other than SQS, and one with a wrong attribute must not stop its batch.
     """
     if isinstance(text, int):
         text = str(text) if abs(text) < 10**_LONGEST_NUMBER else ""
@@ -201,16 +201,16 @@ class Lease(Struct, frozen=True, gc=False):
     """Our hold on one received message. Times are seconds of the holder's clock.
 
     Attributes:
-        receipt: Which reception.
-        received_at: When the receive that returned it was *sent*: the service's 12 hours count from a
-            moment not before it.
-        deadline: Until when the message stays invisible, as far as the service confirmed it.
+        receipt: The reception.
+        received_at: The time at which the receive that returned it was *sent*: the service's 12 hours begin then or
+            later.
+        deadline: The time until which the message stays invisible, as far as the service confirmed it.
         receive_count: How often the message was received, this reception included.
         message_group_id: The message group; None without one.
-        doubtful: Its deadline passed once before an extension was confirmed. Somebody else may have received the
-            message since, and a standard queue extends it for either; so it is deleted, but never released.
-        renewed_at: From when the deadline counts: the last extension that the service confirmed, or when the lease was
-            written down for its next holder. None, the default: the receive.
+        doubtful: Whether its deadline passed once before an extension was confirmed. Another consumer may have received
+            the message since, and a standard queue extends it for either; so it is deleted, but never released.
+        renewed_at: The time from which the deadline counts: that of the last extension that the service confirmed, or
+            of writing the lease down for its next holder. None, the default: that of the receive.
     """
 
     receipt: Receipt
@@ -222,15 +222,15 @@ class Lease(Struct, frozen=True, gc=False):
     renewed_at: float | None = None
 
     def shifted(self, seconds: float) -> Lease:
-        """The same lease on a clock that is ``seconds`` ahead of this one."""
+        """Return the same lease on a clock that is ``seconds`` ahead of this one."""
         renewed_at = None if self.renewed_at is None else self.renewed_at + seconds
         received_at, deadline = self.received_at + seconds, self.deadline + seconds
         return replace(self, received_at=received_at, deadline=deadline, renewed_at=renewed_at)
 
     def in_doubt(self) -> Lease:
-        """The same lease, of which nobody knows whether it has ended meanwhile."""
+        """Return the same lease, marked as one that may have ended meanwhile."""
         return replace(self, doubtful=True)
 
     def lasting_until(self, deadline: float) -> Lease:
-        """The same lease, which is known to last until ``deadline`` at least."""
+        """Return the same lease, which is known to last until ``deadline`` at least."""
         return replace(self, deadline=max(self.deadline, deadline))

@@ -1,19 +1,19 @@
-"""How fast to call: the pace on a queue that throttles, the delay after a failed call, and how long an answer takes.
+"""The timing of calls: the pace on a queue that throttles, the delay after a failed call, the time for an answer.
 
 **The pace.** A queue's limit is not known, and differs a hundredfold between queues and emulators. So
 :class:`CallPacing` follows the rule of congestion control (back off to what went through, then probe for more), and not
 a fixed pause. It backs off only when three of 16 calls were throttled: a single throttled call has other causes, and an
-idle queue shows little of what it bears. All calls on a queue share one gate. Without that, settlements starve
+idle queue shows little of its limit. All calls on a queue share one gate. Without that, settlements starve
 extensions: on a queue that allowed ten calls a second, 1 000 deletes took 24 000 calls, all of 500 held leases lapsed,
 and 150 messages that were done came back. With one gate no lease lapses, and every delete carries ten messages.
 
 **The time for an answer.** A fixed time-out is wrong in both directions. Ten seconds leave no second try within a short
-lease; half of what is left of the lease makes a service that answers after three seconds look dead. So it is half of
-what the most urgent live lease has left, or twice the longest recent answer if that is more (:class:`AnswerTime`).
+lease; with half of the time left, a service that answers after three seconds looks dead. So the time-out is half of the
+time that the most urgent live lease has left, or twice the longest recent answer if that is more (:class:`AnswerTime`).
 
 **The delay after a failed call.** The client retries nothing (:func:`sqs_lease.sqs.client.client_config`): a retry
-inside botocore would not know how long a lease lasts still, and would repeat a release. So the ledger tries again by
-what is left of the lease.
+inside botocore would not know how much time a lease has left, and would repeat a release. So the ledger retries, and
+the delay depends on the time left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOWEST_CALLS_PER_SECOND: Final = 0.5
 """The slowest pace: a call every two seconds shows soon enough that throttling has ended."""
 
 _FIRST_CALLS_PER_SECOND: Final = 10.0
-"""What a queue is taken to bear at least when a call is throttled for the first time."""
+"""The assumed pace when a call is throttled for the first time."""
 
 _RECENT_CALLS: Final = 16
 _MOST_THROTTLED: Final = 3
@@ -36,22 +36,22 @@ _MOST_THROTTLED: Final = 3
 _BEST_SECOND_LASTS_SECONDS: Final = 10.0
 
 _CALM_SECONDS: Final = 15.0
-"""How long without a throttled call until calls are no longer spaced."""
+"""After this long without a throttled call, calls are no longer spaced."""
 
 SHORTEST_PAUSE_SECONDS: Final = 0.04
-"""How long the next call waits after a throttled one at least."""
+"""Shortest wait after a throttled call."""
 
 _UNPACED_CALLS_PER_SECOND: Final = 200.0
 """Above this pace calls are no longer spaced: all slots together hardly make more."""
 
 _BACK_OFF: Final = 0.75
-"""What a throttled call leaves of the pace that the queue was seen to bear."""
+"""The share of the pace at which throttling began that is left after backing off."""
 
 _PROBE_PER_SECOND: Final = 0.05
-"""By which share a second the pace grows near the one that was throttled last."""
+"""The share by which the pace grows per second near the pace that was throttled last."""
 
 _PROBE_BEYOND_PER_SECOND: Final = 0.1
-"""By which share a second it grows beyond that, up to twice as much."""
+"""The share by which it grows per second beyond that pace, up to twice as much."""
 
 SHORTEST_RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 30.0
@@ -61,12 +61,12 @@ LAST_TRY_SECONDS: Final = 0.05
 
 
 def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, random: Random) -> float:
-    """How long to wait before a failed extension is tried again.
+    """Return how long to wait before a failed extension is tried again.
 
-    A quarter of what is left, jittered down to an eighth: faster as the deadline nears, so that several tries fit in,
-    and the last one :data:`LAST_TRY_SECONDS` before it.
-    After the deadline, a sixth of the extension at most: a call without an answer may have been carried out, and then
-    the message is invisible for so long from that call on.
+    The delay is a quarter of the time left, jittered down to an eighth: shorter as the deadline nears, so that several
+    tries fit in. The last one is :data:`LAST_TRY_SECONDS` before the deadline.
+    After the deadline, it is at most a sixth of the extension: a call without an answer may have been carried out, and
+    then the message is invisible for the length of the extension from that call on.
 
     Args:
         remaining_seconds: Time to the lease's deadline; negative when it has passed.
@@ -84,10 +84,10 @@ def extension_retry_seconds(remaining_seconds: float, extension_seconds: float, 
 
 
 def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Random) -> float:
-    """How long to wait before a failed settlement is tried again: 0.2 s at first, doubling to 30 s, jittered.
+    """Return how long to wait before a failed settlement is tried again: 0.2 s at first, doubling to 30 s, jittered.
 
     A long lease does not make it longer: a message that is to be visible at once must not wait because of its lease.
-    But it is at most a quarter of the time left.
+    But the delay is at most a quarter of the time left.
 
     Args:
         tries: How often it was tried, at least 1.
@@ -100,19 +100,20 @@ def settlement_retry_seconds(tries: int, remaining_seconds: float, random: Rando
 
 
 class CallPacing:
-    """Spaces the calls on one queue, but only while the service throttles them.
+    """The pace of the calls on one queue: calls are spaced only while the service throttles them.
 
     The rule is congestion control, from the answers:
 
     - *Slower* when three of the last 16 calls were throttled, or two and none went through: single throttled calls
-      cost little, and may have other causes than the pace. The pace becomes three quarters of what the queue bore: of
-      the pace in force, or of what went through in a second if that is more, and never less than half of what
-      went through in the best second of the last ten. Where nothing goes through it is halved.
-    - *Faster* with each call that goes through: twofold up to three quarters of where throttling began last, by a
-      twentieth a second near it, by a tenth beyond it, and twofold a second from twice that on. Slow answers make this
-      slower, because they say late what it did. After 15 s without a throttled call, calls are no longer spaced.
+      cost little, and may have other causes than the pace. The pace becomes three quarters of the pace in force, or of
+      the calls that went through in a second if that is more, and never less than half of the calls that went through
+      in the best second of the last ten. If no call goes through, it is halved.
+    - *Faster* with each call that goes through: twofold up to three quarters of the pace at which throttling began
+      last, by a twentieth per second near it, by a tenth beyond it, and twofold per second from twice that on. With
+      slow answers it grows more slowly, because its effect shows later. After 15 s without a throttled call, calls are
+      no longer spaced.
 
-    Only calls count that were sent since the last slow-down.
+    Only calls that were sent since the last slow-down count.
     """
 
     def __init__(self, random: Random) -> None:
@@ -129,7 +130,7 @@ class CallPacing:
         self._best_second = 0
         self._best_at = -math.inf
         self.open_at = -math.inf
-        """From when the next call may be sent."""
+        """The time from which the next call may be sent."""
 
     @property
     def is_pacing(self) -> bool:
@@ -137,16 +138,16 @@ class CallPacing:
         return self._rate < math.inf
 
     def admits(self, now: float) -> bool:
-        """Whether a call may be sent now."""
+        """Return whether a call may be sent now."""
         return now >= self.open_at
 
     def sent(self, now: float) -> None:
-        """A call was sent: the next one waits for its turn, if calls are spaced."""
+        """Take in that a call was sent: the next one waits for its turn, if calls are spaced."""
         if self._rate < math.inf:
             self.open_at = now + 1 / self._rate
 
     def throttled(self, asked_at: float, now: float) -> None:
-        """The service throttled a call that was decided at ``asked_at``."""
+        """Take in that the service throttled a call that was decided at ``asked_at``."""
         self._throttled_at = now
         if asked_at <= self._slowed_at:
             return  # sent before the last slow-down, which already answers it
@@ -154,7 +155,7 @@ class CallPacing:
         throttled = self._recent.count(True)
         nothing_goes_through = throttled == len(self._recent)
         if throttled < (_MOST_THROTTLED if not nothing_goes_through else 2):
-            # Not at once again, all the same.
+            # The pace stays, but the next call waits a little.
             self.open_at = max(self.open_at, now + SHORTEST_PAUSE_SECONDS)
             return
         self._slow_down(now, nothing_goes_through=nothing_goes_through)
@@ -175,7 +176,7 @@ class CallPacing:
         self.open_at = now + (0.5 + 0.5 * self._random.random()) / self._rate
 
     def went_through(self, asked_at: float, now: float) -> None:
-        """The service answered a call and did not throttle it, whatever it said about single entries."""
+        """Take in that the service answered a call and did not throttle it, whatever it said about single entries."""
         self._forget_before(now - 1)
         self._went_through.append(now)
         through = len(self._went_through)
@@ -211,7 +212,7 @@ class CallPacing:
 
 
 class AnswerTime:
-    """How long the service takes to answer, learned from calls: how long to wait, and how early to ask.
+    """The time that the service takes to answer, learned from calls: for time-outs, and for renewing early enough.
 
     Attributes:
         expected_seconds: The longest recent answer, forgotten by a tenth with each quicker one; 0 at first.
@@ -223,12 +224,15 @@ class AnswerTime:
         self._waited_seconds = 0.0  # the longest time that one of them was waited for
 
     def answered(self, seconds: float) -> None:
-        """An answer came after ``seconds``."""
+        """Take in that an answer came after ``seconds``."""
         self._unanswered, self._waited_seconds = 0, 0.0
         self.expected_seconds = max(seconds, self.expected_seconds * 0.9)
 
     def unanswered(self, seconds: float) -> None:
-        """No answer came within ``seconds``. One alone was lost; several in a row say that answers take longer."""
+        """Take in that no answer came within ``seconds``.
+
+        A single answer may be lost; several in a row mean that answers take longer.
+        """
         self._unanswered += 1
         # The first of them may have been waited for longest: later ones are about leases that have less left.
         self._waited_seconds = max(self._waited_seconds, seconds)

@@ -1,11 +1,11 @@
 """Renewal policies: when a lease is extended next, and by how much. Each is a pure function of the lease.
 
-A policy never looks at the queue, the clock or another lease. The ledger cuts what a policy asks for to
-``max_lease`` and to the service's 12-hour limit.
+A policy never looks at the queue, the clock or another lease. The ledger cuts each extension to ``max_lease`` and to
+the service's 12-hour limit.
 
-A lease must outlive the process that extends it until another takes over. What counts is how much of the visibility
-timeout is left when a lease is about to be renewed: a process that dies just then leaves no more, and an outage of the
-service that begins just then must end within it. ``Growing`` leaves a third of the period, and of short periods up to
+A lease must outlive the process that extends it until another takes over. The worst moment is just before a renewal:
+if the process dies then, another one must take over within the rest of the visibility timeout, and an outage of the
+service that begins then must end within it. ``Growing`` leaves a third of the period, and of short periods up to
 20 s. An early extension of the first period alone would not help: the weak spot only moves to the next one.
 
 Requests are what SQS charges for. ``Growing`` extends by as much time as the work has taken so far, so their number
@@ -27,7 +27,7 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 
 
 class LeaseTimes(Protocol):
-    """What a policy may know of a lease; times are seconds of the caller's clock."""
+    """The facts that a policy may know of a lease; times are seconds of the caller's clock."""
 
     @property
     def received_at(self) -> float:
@@ -35,16 +35,16 @@ class LeaseTimes(Protocol):
 
     @property
     def renewed_at(self) -> float:
-        """From when the deadline counts: the receive, or the last extension that the service confirmed."""
+        """The time from which the deadline counts: the receive, or the last extension that the service confirmed."""
 
     @property
     def deadline(self) -> float:
-        """Until when the message stays invisible, as far as the service confirmed it."""
+        """The time until which the message stays invisible, as far as the service confirmed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewalPolicy(ABC):
-    """What all policies share. Durations are numbers of seconds or ``timedelta``s.
+    """The base of all policies. Durations are numbers of seconds or ``timedelta``s.
 
     Attributes:
         visibility: The visibility timeout that messages are received with, and that extensions start
@@ -97,20 +97,20 @@ class RenewalPolicy(ABC):
 
     @abstractmethod
     def renew_at(self, lease: LeaseTimes) -> float | None:
-        """When to extend the lease next, in seconds of the caller's clock; None for never."""
+        """Return when to extend the lease next, in seconds of the caller's clock; None for never."""
 
     @abstractmethod
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """By how much to extend it if that happens at ``now``: the new visibility timeout, counted from now."""
+        """Return the new visibility timeout for an extension at ``now``, counted from then."""
 
 
 def _seconds(duration: Duration) -> float:
-    """A duration that was checked when its policy was made. It is asked for with each extension of each lease."""
+    """Return a duration in seconds, without a check: its policy made that, and this runs with each extension."""
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 LEFT_FOR_OUTAGE_SECONDS: Final = 20.0
-"""What ``Growing`` leaves of a lease at its renewal, where two thirds of the period are that long."""
+"""The time that ``Growing`` leaves of a lease at its renewal, if two thirds of the period are that long."""
 
 _LARGEST_MARGIN: Final = 2 / 3
 """The share of a short period that is left for an outage: a third of it is between two renewals, at least."""
@@ -118,14 +118,14 @@ _LARGEST_MARGIN: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growing(RenewalPolicy):
-    """Extend by ``max(visibility, growth x time already worked)``, at most by ``ceiling``: the default.
+    """The default: extensions of ``max(visibility, growth x time already worked)``, at most ``ceiling``.
 
     The number of calls grows with the logarithm of the job's length until ``ceiling`` is reached, and a
     crash of everything delays redelivery by at most ``growth`` of the work that it destroyed.
 
     It renews when max(``margin``, min(20 s, two thirds)) of the period is left. With a visibility timeout of 30 s, an
-    outage of 20 s costs no lease, whenever it begins, and 1 000 messages take 1 600 requests in an hour. (One that
-    begins within a twentieth of a second of a renewal ends with the lease itself: it may cost it.)
+    outage of 20 s costs no lease, whenever it begins, and 1 000 messages take 1 600 requests in an hour. (If the outage
+    begins within a twentieth of a second of a renewal, it ends together with the lease, which may be lost.)
 
     Attributes:
         growth: Share of the time already worked that one extension may cover; 1 by default.
@@ -148,15 +148,15 @@ class Growing(RenewalPolicy):
             raise ValueError(f"margin must lie between 0 and 1, not {self.margin!r}")
 
     def renew_at(self, lease: LeaseTimes) -> float:
-        """As the class says, of the confirmed period."""
+        """Return the time that the class describes, for the confirmed period."""
         period = lease.deadline - lease.renewed_at
         return lease.deadline - max(period * self.margin, min(LEFT_FOR_OUTAGE_SECONDS, period * _LARGEST_MARGIN))
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """As the class says."""
+        """Return the extension that the class describes."""
         worked = now - lease.received_at
         grown = min(self.growth * worked, _seconds(self.ceiling))
-        # Rounded down: not beyond the growth that bounds what a crash costs.
+        # Rounded down: never beyond the growth, which bounds the delay after a crash.
         return max(self.visibility_seconds, math.floor(grown))
 
 
@@ -167,8 +167,8 @@ class Threshold(RenewalPolicy):
     Every ``heartbeat``, a lease with no more than ``threshold`` left gets the visibility timeout again.
 
     Attributes:
-        threshold: What is left when a lease is renewed; 5 s by default.
-        heartbeat: How often leases are looked at, counted from the receive; 1 s by default.
+        threshold: The time left when a lease is renewed; 5 s by default.
+        heartbeat: The time between two checks of a lease, counted from the receive; 1 s by default.
     """
 
     threshold: Duration = 5.0
@@ -180,7 +180,7 @@ class Threshold(RenewalPolicy):
         seconds_of(self.heartbeat, name="heartbeat", minimum=0.001)
 
     def renew_at(self, lease: LeaseTimes) -> float:
-        """The first heartbeat after the last renewal at which no more than the threshold is left."""
+        """Return the first heartbeat after the last renewal at which no more than the threshold is left."""
         heartbeat = _seconds(self.heartbeat)
         due = max(lease.deadline - _seconds(self.threshold), lease.renewed_at)
         # A tolerance, so that sums of floats do not push a beat that is exactly due to the next one.
@@ -188,7 +188,7 @@ class Threshold(RenewalPolicy):
         return lease.received_at + beats * heartbeat
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """The visibility timeout again."""
+        """Return the visibility timeout again."""
         return self.visibility_seconds
 
 
@@ -196,13 +196,13 @@ class Threshold(RenewalPolicy):
 class Buffered(RenewalPolicy):
     """The rule of NServiceBus: renew with up to 10 s left, adding what is left (or overdue) to the timeout.
 
-    Wait ``remaining - min(remaining / 2, buffer)``, or not at all below ``immediate``; then extend by
+    It waits ``remaining - min(remaining / 2, buffer)``, or not at all below ``immediate``; then it extends by
     ``max(|remaining| + visibility, visibility)``. NServiceBus itself stops after 5 minutes: pass
     ``max_lease=300`` for that.
 
     Attributes:
         buffer: Longest time left at a renewal; 10 s by default.
-        immediate: With less than this left, renew at once; 0.4 s by default.
+        immediate: With less time left than this, it renews at once; 0.4 s by default.
     """
 
     buffer: Duration = 10.0
@@ -214,23 +214,23 @@ class Buffered(RenewalPolicy):
         seconds_of(self.immediate, name="immediate")
 
     def wait_seconds(self, remaining_seconds: float) -> float:
-        """How long to wait for the next renewal when ``remaining_seconds`` are left."""
+        """Return how long to wait for the next renewal when ``remaining_seconds`` are left."""
         if remaining_seconds < _seconds(self.immediate):
             return 0.0
         return remaining_seconds - min(remaining_seconds / 2, _seconds(self.buffer))
 
     def renew_at(self, lease: LeaseTimes) -> float:
-        """As the class says, counted from the last renewal."""
+        """Return the time that the class describes, counted from the last renewal."""
         return lease.renewed_at + self.wait_seconds(lease.deadline - lease.renewed_at)
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """As the class says."""
+        """Return the extension that the class describes."""
         return abs(lease.deadline - now) + self.visibility_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(RenewalPolicy):
-    """Extend by the visibility timeout every ``every``, as bbc/sqs-consumer does with its heartbeat.
+    """An extension by the visibility timeout every ``every``, as bbc/sqs-consumer does with its heartbeat.
 
     Attributes:
         every: Time between renewals; must be shorter than ``visibility``.
@@ -248,35 +248,34 @@ class Fixed(RenewalPolicy):
             )
 
     def renew_at(self, lease: LeaseTimes) -> float:
-        """``every`` after the last renewal."""
+        """Return the time ``every`` after the last renewal."""
         return lease.renewed_at + _seconds(self.every)
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """The visibility timeout again."""
+        """Return the visibility timeout again."""
         return self.visibility_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Never(RenewalPolicy):
-    """Do not extend: the work must end within the visibility timeout, or others receive the message."""
+    """No extension: the work must end within the visibility timeout, or others receive the message."""
 
     def renew_at(self, lease: LeaseTimes) -> None:
-        """Never."""
+        """Return None: it never renews."""
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """Nothing."""
+        """Return 0."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExtension(RenewalPolicy):
-    """Extend once to a time, and no more: what a keeper follows while it passes a lease on.
+    """A single extension to a given time: the policy that a keeper follows while it passes a lease on.
 
     Attributes:
-        until: Until when the lease is to last.
-        since: When the keeper began to pass it on: an extension that was sent before does not count, nor does the
-            receive. A lease in doubt, which is extended by the visibility timeout at most, has had its extension then,
-            too.
+        until: The time until which the lease is to last.
+        since: The time at which the keeper began to pass it on: an extension that was sent before does not count, nor
+            does the receive. A lease in doubt is extended by the visibility timeout at most, and only once as well.
     """
 
     until: float
@@ -284,16 +283,16 @@ class LastExtension(RenewalPolicy):
 
     @classmethod
     def of(cls, policy: RenewalPolicy, *, until: float, since: float) -> LastExtension:
-        """Build it for a lease that another policy has extended so far, and whose bounds stay in force."""
+        """Build it for a lease that another policy has extended so far; the bounds of that policy stay in force."""
         return cls(visibility=policy.visibility, max_lease=policy.max_lease, until=until, since=since)
 
     def renew_at(self, lease: LeaseTimes) -> float | None:
-        """At once, where the lease is shorter."""
+        """Return a time in the past, so that it is due at once, if the lease is too short; None otherwise."""
         was_extended = lease.renewed_at >= self.since and lease.renewed_at > lease.received_at
         return None if lease.deadline >= self.until or was_extended else self.since
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """What is missing."""
+        """Return the time from now to ``until``."""
         return max(self.until - now, 0.0)
 
 
@@ -312,13 +311,14 @@ class _FreshLease:
 
 
 def default_visibility_seconds(policy: RenewalPolicy, takeover_seconds: float) -> int:
-    """The shortest visibility timeout of which the policy leaves enough for a takeover, where that is possible.
+    """Return the shortest visibility timeout with which the policy leaves enough time for a takeover.
 
-    For policies that leave a fixed time, however long the timeout is, it is that of ``Growing``. At most 12 hours.
+    Some policies leave a fixed time, however long the timeout is: for those it is the timeout of ``Growing``. It is at
+    most 12 hours.
 
     Args:
         policy: The policy.
-        takeover_seconds: How long nobody extends a lease while it is taken over.
+        takeover_seconds: How long a takeover lasts, in which no process extends the lease.
     """
     if isinstance(policy, Fixed):
         shortest = seconds_of(policy.every, name="every") + takeover_seconds
@@ -335,8 +335,8 @@ def with_visibility(policy: _Policy, takeover_seconds: float, queue_seconds: flo
 
     Args:
         policy: The policy; one with a visibility timeout of its own is returned as it is.
-        takeover_seconds: How long nobody extends a lease while it is taken over.
-        queue_seconds: The queue's own visibility timeout, which is taken where it is longer than the default.
+        takeover_seconds: How long a takeover lasts, in which no process extends the lease.
+        queue_seconds: The queue's own visibility timeout, which is used if it is longer than the default.
     """
     if policy.visibility is not None:
         return policy
@@ -344,7 +344,7 @@ def with_visibility(policy: _Policy, takeover_seconds: float, queue_seconds: flo
 
 
 def seconds_left_at_worst(policy: RenewalPolicy) -> float | None:
-    """How much of a lease is left when it is about to be renewed; None if it is never extended.
+    """Return the time that is left of a lease when it is about to be renewed; None if it is never extended.
 
     Args:
         policy: The policy, with its visibility timeout.

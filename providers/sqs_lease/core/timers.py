@@ -16,25 +16,25 @@ _TOKEN_MASK: Final = (1 << _TOKEN_BITS) - 1
 _FEW_ITEMS: Final = 64
 
 _MOVED_AT_ONCE: Final = 8
-"""How many items each new stale one moves to the new heap: all have moved long before half of those are stale."""
+"""How many items move to the new heap with each new stale one: all have moved long before half of those are stale."""
 
 
 class Record(Protocol):
-    """What can be kept in these orders."""
+    """A record that these orders can keep."""
 
     sequence: int
     """A unique number; among equal times the lower one comes first."""
     token: int
-    """Says which item of the record is not stale; the orders count it up."""
+    """The token of the record's one item that is not stale; the orders increase it."""
     place: int
-    """Which order it is in, as the orders number themselves; -1 for none."""
+    """The number of the order that it is in; -1 if it is in none."""
 
 
 _Record = TypeVar("_Record", bound=Record)
 
 
 class Orders(Generic[_Record]):
-    """The orders of one ledger. What is put into one of them is taken out of the one that it was in."""
+    """The orders of one ledger. Putting a record into one of them takes it out of the one that it was in."""
 
     def __init__(self) -> None:
         self._by_time: list[TimeOrder[_Record] | None] = []
@@ -78,7 +78,7 @@ class TimeOrder(Generic[_Record]):
         self._stale = 0
 
     def __len__(self) -> int:
-        """How many items it has, stale ones included."""
+        """Count the items, stale ones included."""
         return len(self._records)
 
     @property
@@ -96,7 +96,7 @@ class TimeOrder(Generic[_Record]):
         heappush(self._items, (at, ticket))
 
     def first(self) -> tuple[float, _Record] | None:
-        """The earliest item that is not stale."""
+        """Return the earliest item that is not stale, or None."""
         while self._records:
             items = self._earlier_heap() if self._leaving else self._items
             at, ticket = items[0]
@@ -109,7 +109,7 @@ class TimeOrder(Generic[_Record]):
         return None
 
     def head(self) -> _Record | None:
-        """The earliest record."""
+        """Return the earliest record, or None."""
         first = self.first()
         return None if first is None else first[1]
 
@@ -121,14 +121,14 @@ class TimeOrder(Generic[_Record]):
         return record
 
     def pop_until(self, now: float, most: int) -> Iterator[_Record]:
-        """Remove and give out records up to a time, at most so many."""
+        """Remove and yield the records up to a time, at most ``most`` of them."""
         for _ in range(most):
             if (first := self.first()) is None or first[0] > now:
                 return
             yield self.pop()
 
     def note_stale(self) -> None:
-        """One of the items has become stale."""
+        """Take in that one of the items has become stale."""
         self._stale += 1
         if not self._leaving and self._stale > _FEW_ITEMS and 2 * self._stale > len(self._items):
             self._leaving, self._items = self._items, []
@@ -163,7 +163,7 @@ class ArrivalOrder(Generic[_Record]):
         self._items.append((record.token, record))
 
     def head(self) -> _Record | None:
-        """The oldest record."""
+        """Return the oldest record, or None."""
         while self._items:
             token, record = self._items[0]
             if token == record.token:

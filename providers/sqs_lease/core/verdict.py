@@ -1,4 +1,4 @@
-"""What to do with each message of a batch, by how the work on it ended. Pure.
+"""Decisions on the messages of a batch, by how the work on them ended (pure).
 
 Work comes in *units*: a task instance of Airflow, a step of Dagster. A host translates its own states into
 :class:`Unit`, and a :class:`Tally` of all units says what to do with a message. These are all the rules there are. Of
@@ -39,7 +39,7 @@ from typing import Final, TypeAlias
 
 
 class End(IntEnum):
-    """How a unit of work ended. The order is that of the table above, the least first."""
+    """The ends of a unit of work. The order is that of the table above, the least first."""
 
     SKIPPED = 0
     DONE = 1
@@ -51,7 +51,7 @@ class End(IntEnum):
 
 
 class Action(Enum):
-    """What to do with a message that did not fail."""
+    """The actions for a message that did not fail."""
 
     HOLD = "hold"
     DELETE = "delete"
@@ -60,13 +60,13 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a message failed; its failure rule says what to do with it.
+    """The reason for which a message failed; its failure rule says what to do with it.
 
     Attributes:
-        reason: For people, the same for all messages that failed in the same way.
+        reason: A text for people, the same for all messages that failed in the same way.
         errors: The qualified names of the class of the exception that the work failed with, and of those that this
             derives from; empty if no exception is known.
-        detail: What the work said of this message alone; empty if it said nothing.
+        detail: The text that the work gave for this message alone; empty if it gave none.
     """
 
     reason: str
@@ -84,8 +84,8 @@ class Unit:
     """A unit of work that some messages of a batch went through.
 
     Attributes:
-        end: How it ended, for the messages that are not in ``failed``. A unit that named the messages that it failed is
-            done with the others.
+        end: The end of the unit, for the messages that are not in ``failed``. A unit that named the messages that it
+            failed is done with the others.
         concerns: The ids of the messages that it works on; None for all of the batch.
         why: Why messages fail by its end, if that is FAILED or BLOCKED.
         failed: The messages that it reported as failed one by one, by id, and why.
@@ -137,7 +137,7 @@ class Tally:
         return _ACTIONS[end] or why
 
     def holds_all(self) -> bool:
-        """Whether every message is held, by units that concern all of them."""
+        """Return whether every message is held, by units that concern all of them."""
         return not self._of_one and _ACTIONS[self._of_all[0]] is Action.HOLD
 
     def _take_of_one(self, message_id: str, end: End, why: Failure) -> None:
@@ -146,5 +146,5 @@ class Tally:
 
 
 def _higher(known: tuple[End, Failure], other: tuple[End, Failure]) -> tuple[End, Failure]:
-    """The higher of two ends; of equal ones the first."""
+    """Return the higher of two ends; of equal ones the first."""
     return other if other[0] > known[0] else known

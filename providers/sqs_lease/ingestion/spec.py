@@ -42,7 +42,7 @@ _SECRET_NAME: Final = re.compile(
 # Shared access signatures of Azure.
 _SIGNATURE_NAME: Final = re.compile(r"(^|[._-])(sas|sig)($|[._-])", re.IGNORECASE)
 _BETWEEN_WORDS: Final = re.compile(r"[._-]")
-# What says where a secret is, or how it is found.
+# The ends of names that say where a secret is, or how it is found.
 _OF_A_SECRET: Final = re.compile(r"(providers?|providerpath|file|path|enabled)$")
 # In an address: all before the last @, which may have a slash in it.
 _IN_ADDRESS: Final = re.compile(r"//[^/\s:@]*:[^@]+@")

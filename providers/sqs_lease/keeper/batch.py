@@ -1,4 +1,4 @@
-"""A batch of leases while a keeper holds it: what was put in, how each lease ended, and what is asked for it."""
+"""A batch of leases while a keeper holds it: its messages, the settlements requested, the end of each lease."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from sqs_lease.keeper.plug_ins import PlugIns, guarded
 
 
 class Meter(Protocol):
-    """Counts what happens to the leases of a keeper. Called in the keeper's event loop; it must not block or raise."""
+    """A counter of events of a keeper's leases. Called in the keeper's event loop; it must not block or raise."""
 
     def held(self, queue_url: str, change: int) -> None:
-        """So many more leases are held now; fewer if it is negative."""
+        """Add to the number of leases held now; ``change`` may be negative."""
 
     def batches(self, queue_url: str, change: int) -> None:
-        """So many more batches hold leases now; fewer if it is negative."""
+        """Add to the number of batches that hold leases now; ``change`` may be negative."""
 
     def extended(self, queue_url: str, leases: int) -> None:
-        """A call was answered and confirmed so many extensions."""
+        """Count a call that was answered, with the number of extensions that it confirmed."""
 
     def late(self, queue_url: str) -> None:
-        """A deadline passed before an extension was confirmed."""
+        """Count a deadline that passed before an extension was confirmed."""
 
     def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
-        """A lease ended.
+        """Count a lease that ended.
 
         Args:
             queue_url: The queue.
-            outcome: How.
-            settling_seconds: From the decision to settle it to the service's confirmation; None without a
+            outcome: How it ended.
+            settling_seconds: The time from the decision to settle it to the service's confirmation; None without a
                 decision: it was lost while its work went on.
         """
 
 
 class Unmetered:
-    """Counts nothing: what a keeper has when nobody asks."""
+    """A meter that counts nothing: the default of a keeper."""
 
     def held(self, queue_url: str, change: int) -> None:
-        """Not counted."""
+        """Do nothing."""
 
     def batches(self, queue_url: str, change: int) -> None:
-        """Not counted."""
+        """Do nothing."""
 
     def extended(self, queue_url: str, leases: int) -> None:
-        """Not counted."""
+        """Do nothing."""
 
     def late(self, queue_url: str) -> None:
-        """Not counted."""
+        """Do nothing."""
 
     def ended(self, queue_url: str, outcome: Outcome, settling_seconds: float | None) -> None:
-        """Not counted."""
+        """Do nothing."""
 
 
 logger = logging.getLogger(__name__)
@@ -72,16 +72,16 @@ EventListener: TypeAlias = Callable[[LeaseEvent], None]
 MessageSource: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Message]]]
 
 _NAMED_IN_LOG: Final = 5
-"""How many messages one line of the log names."""
+"""Most messages that one line of the log names."""
 
 
 class KeeperClosedError(RuntimeError):
-    """The keeper was closed (or failed) before a settlement came to its end; the message comes back by itself."""
+    """An error: the keeper was closed (or failed) before a settlement ended; the message comes back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """Counts of one batch so far. A lease is held still, was handed over, or is in one count by its outcome."""
+    """Counts of one batch so far. A lease is still held, was handed over, or is in one count by its outcome."""
 
     received: int
     held: int
@@ -98,24 +98,24 @@ class LeaseReport:
     late: int
     """How often a deadline passed before an extension was confirmed."""
     uncertain: int
-    """Deleted after the lease had ended: somebody else may have received the message all the same."""
+    """Messages deleted after their leases had ended: another consumer may have received them all the same."""
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """Somebody who waits for the end of some leases."""
+    """A caller's wait for the end of some leases."""
 
     countdown: Countdown
     outcomes: dict[Receipt, Settled] = field(default_factory=dict)
     error: str = ""
 
     def learn(self, settled: Settled) -> None:
-        """One of the leases ended."""
+        """Take in that one of the leases ended."""
         self.outcomes[settled.receipt] = settled
         self.countdown.count()
 
     def fail(self, error: str) -> None:
-        """What is waited for does not come."""
+        """End the wait with an error: the leases will not end here."""
         self.error = self.error or error
         self.countdown.end()
 
@@ -123,7 +123,7 @@ class _Wait:
         """Wait for the end of all of them.
 
         Raises:
-            KeeperClosedError: It does not come.
+            KeeperClosedError: They will not end here.
         """
         await self.countdown.ended()
         if self.error:
@@ -161,14 +161,14 @@ class Batch:
         self._message_source = message_source
         self._random = random
         self._clock = clock
-        # None where nothing is counted: it would be asked for each message.
+        # None if nothing is counted: a call for each message would cost time.
         self._meter = None if isinstance(meter, Unmetered) else meter
         self._rounds = rounds
         self._batch_id = batch_id
         self._on_end = on_end
         self._leases: dict[str, Lease] = {}  # by message id: the newest reception of each message, as it was put in
         self._messages: dict[Receipt, Message] = {}
-        # How leases ended. Those that ended alike share one value, as most of a batch do.
+        # The ends of leases. Leases that ended alike share one value, as most of a batch do.
         self._outcomes: dict[Receipt, tuple[Outcome, str]] = {}
         self._shared: dict[tuple[Outcome, str], tuple[Outcome, str]] = {}
         self._waits: dict[Receipt, tuple[_Wait, ...]] = {}
@@ -189,12 +189,11 @@ class Batch:
 
         Args:
             messages: The messages, received with the policy's visibility timeout.
-            received_at: When the call that brought them was sent first: the service's 12 hours count from no
-                earlier.
-            sent_at: When it was sent last, if it was repeated (FIFO): the visibility timeout counts from no earlier.
+            received_at: When the call that brought them was first sent: the service's 12 hours begin then or later.
+            sent_at: When it was last sent, if it was repeated (FIFO): the visibility timeout begins then or later.
 
         Raises:
-            KeeperClosedError: The keeper was closed, or the batch dropped: nobody would extend them.
+            KeeperClosedError: The keeper was closed, or the batch dropped: no lease would be extended.
         """
         deadline = (received_at if sent_at is None else sent_at) + self._visibility_seconds
         self._put(
@@ -203,14 +202,14 @@ class Batch:
         )
 
     def adopt(self, written: WrittenBatch | Iterable[Lease], messages: Iterable[Message] = ()) -> None:
-        """Hold what another holder passed on, or left behind when it died. No call is made by that.
+        """Hold leases that another holder passed on, or left behind when it died. This makes no call.
 
         The policy says when each lease is extended next. One that may have ended meanwhile is in doubt: it is extended
         at once while its work goes on, deleted if that succeeds, and never released. Another batch of this keeper
         that still holds one of them gives it up to this one.
 
         Args:
-            written: What :meth:`pass_on` returned, here or in another process; or leases with times of this keeper's
+            written: The result of :meth:`pass_on`, here or in another process; or leases with times of this keeper's
                 clock.
             messages: The messages, as far as their contents are known.
 
@@ -229,15 +228,15 @@ class Batch:
         self._put(list(written), messages)
 
     async def pass_on(self, seconds: float) -> WrittenBatch:
-        """Stop holding: extend once what lasts shorter, and return what is held for the next holder to adopt.
+        """Stop holding: extend shorter leases once, and return the held leases for the next holder to adopt.
 
-        The batch is forgotten by that: nothing of it is extended or settled here any more, and settlements that are
-        waited for fail with :class:`KeeperClosedError`. Write the result down; :meth:`adopt` takes it, in any process.
-        If it cannot be written, adopt it again here. If no holder follows, the messages are visible after ``seconds``.
+        The batch is forgotten by that: no lease of it is extended or settled here any more, and pending settlements
+        fail with :class:`KeeperClosedError`. Write the result down; :meth:`adopt` takes it, in any process. If it
+        cannot be written, adopt it again here. If no holder follows, the messages are visible after ``seconds``.
 
         Args:
-            seconds: How long each lease is to last from now on. One that lasts longer keeps what it has. One that could
-                not be extended in time, for as long as a call may take, keeps the deadline that was confirmed.
+            seconds: How long each lease is to last from now on. A lease that lasts longer keeps its deadline. A lease
+                that could not be extended within the time for one call keeps the deadline that was confirmed.
         """
         until = self._clock.now() + seconds
         try:
@@ -255,13 +254,13 @@ class Batch:
 
     @property
     def batch_id(self) -> str:
-        """What tells this batch from all others, also in other processes."""
+        """The id of this batch, unique across processes."""
         if self._batch_id is None:
             self._batch_id = f"{self._random.getrandbits(128):032x}"
         return self._batch_id
 
     def _measure(self) -> None:
-        """Tell the meter how many more or fewer leases are held than it knows of, and whether any is."""
+        """Tell the meter the change in the number of leases held, and whether the batch began or ceased to hold any."""
         held, metered = self.count_held(), self._metered
         if held == metered:
             return
@@ -307,35 +306,35 @@ class Batch:
         self._measure()
 
     def messages(self) -> Sequence[Message]:
-        """The messages still held whose content is known, in the order they were put in."""
+        """Return the messages still held that have a known content, in the order they were put in."""
         contents = (self._messages.get(lease.receipt) for lease in self.leases())
         return [message for message in contents if message is not None]
 
     def drop_contents(self) -> None:
-        """Keep the leases alone: the messages' contents are asked of the batch's source if they are wanted again."""
+        """Keep only the leases: the batch's source gives the messages' contents again if they are needed."""
         self._messages.clear()
 
     def leases(self) -> Sequence[Lease]:
-        """The leases still held, in the order they were put in, with their deadlines as confirmed so far."""
+        """Return the leases still held, in the order they were put in, with their deadlines as confirmed so far."""
         return [] if self._forgotten else self._driver.leases(self._receipts(), self)
 
     def holds(self, receipt: Receipt) -> bool:
-        """Whether the lease is still extended: neither settled nor known to be lost; it may have lapsed."""
+        """Return whether the lease is still extended: neither settled nor known to be lost; it may have lapsed."""
         return self._is_ours(receipt) and self._is_held(receipt)
 
     def still_held(self, receipt: Receipt) -> bool:
-        """Whether nobody else can have the message, for certain: its lease never lapsed, and has not ended."""
+        """Return whether certainly no other consumer has the message: its lease never lapsed, and has not ended."""
         lease = self._driver.lease(receipt) if self.holds(receipt) else None
         return lease is not None and not lease.doubtful and self._clock.now() < lease.deadline
 
     def count_held(self) -> int:
-        """How many leases are still held."""
+        """Return how many leases are still held."""
         return 0 if self._forgotten else len(self._leases) - len(self._outcomes) - len(self._handed_over)
 
     def oldest_received_at(self) -> float | None:
-        """When the oldest lease still held was received, by the keeper's clock; None if none is held.
+        """Return when the oldest lease still held was received, by the keeper's clock; None if no lease is held.
 
-        Leases are put in by age, so this looks no further than to the first one that is held.
+        Leases are put in by age, so the first one that is held is the oldest.
         """
         if not self.count_held():
             return None
@@ -343,21 +342,21 @@ class Batch:
         return next((lease.received_at for lease in held), None)
 
     def certain_until(self) -> float | None:
-        """The time until which every held lease lasts at least; None if no lease is held, or one has lapsed."""
+        """Return the time until which every held lease lasts at least; None if no lease is held, or one has lapsed."""
         return None if self._forgotten else self._driver.certain_until(self._receipts(), self)
 
     def certain_seconds(self) -> float | None:
-        """How long every lease still held lasts at least, from now; None as for :meth:`certain_until`."""
+        """Return how long every held lease lasts at least, from now; None as for :meth:`certain_until`."""
         until = self.certain_until()
         return None if until is None else until - self._clock.now()
 
     async def outlook(self) -> Outlook:
-        """What comes next for the leases still held; times are of the keeper's clock."""
+        """Return the next times of the leases still held; times are of the keeper's clock."""
         receipts = [] if self._forgotten else self._receipts()
         return Outlook.of_all([self._driver.outlook(some, self) async for some in self._in_slices(receipts)])
 
     def message_ids(self) -> Collection[str]:
-        """The ids of all messages that were put in, in that order, held still or not."""
+        """Return the ids of all messages that were put in, in that order, still held or not."""
         return self._leases.keys()
 
     def _is_ours(self, receipt: Receipt) -> bool:
@@ -415,11 +414,11 @@ class Batch:
         goes on: they happen later, and :meth:`outcomes` has them then.
 
         Args:
-            settlements: What becomes of each message.
+            settlements: The settlement of each message.
             in_order: Whether that order is kept; True by default.
             within_seconds: How long they may wait for others to fill a call of ten; 0, the default, does not wait.
 
-        A caller that is cancelled while it begins many thousands leaves the rest undecided.
+        A caller that is cancelled while it begins many thousands of settlements leaves the rest undecided.
 
         Returns:
             The outcomes, without those of messages that wait for the work on an earlier one.
@@ -478,12 +477,12 @@ class Batch:
         self._driver.settle(begun, self, in_order=in_order, within_seconds=within_seconds)
 
     def begin(self, settlements: Mapping[Receipt, Settlement], *, within_seconds: float = 0.0) -> None:
-        """Begin to settle leases without waiting: :meth:`outcomes` has them when they ended.
+        """Begin to settle leases without waiting: :meth:`outcomes` has their ends later.
 
-        Those that ended, are being settled or are held elsewhere stay as they are.
+        Leases that ended, are being settled or are held elsewhere stay as they are.
 
         Args:
-            settlements: What becomes of each message.
+            settlements: The settlement of each message.
             within_seconds: See :meth:`settle`.
         """
         if self._meter is not None:
@@ -502,16 +501,16 @@ class Batch:
             del self._waits[receipt]
 
     async def succeed(self, receipts: Iterable[Receipt] | None = None) -> Mapping[Receipt, Settled]:
-        """Their work succeeded: delete them (None: all that are still held)."""
+        """Delete messages, because their work succeeded (None: all that are still held)."""
         return await self.settle(dict.fromkeys(await self._chosen(receipts), Delete()))
 
     async def fail(
         self, reason: str, receipts: Iterable[Receipt] | None = None, *, errors: Sequence[str] = ()
     ) -> Mapping[Receipt, Settled]:
-        """Their work failed for good: settle them by the batch's failure rule (None: all that are still held).
+        """Settle messages by the batch's failure rule, because their work failed for good (None: all still held).
 
         Args:
-            reason: Why, for people; it becomes a message attribute of what is dead-lettered.
+            reason: The reason, for people; it becomes a message attribute of a dead-lettered message.
             receipts: Leases of this batch.
             errors: The classes of the exception that ended the work, for rules that choose by them: see
                 :meth:`FailureRule.matching`.
@@ -529,7 +528,7 @@ class Batch:
     def failing(
         self, reason: str, receipts: Iterable[Receipt], *, errors: Sequence[str] = ()
     ) -> dict[Receipt, Settlement]:
-        """What the batch's failure rule makes of messages that failed; a rule that raises makes it a release at once.
+        """Return the settlements of failed messages by the batch's failure rule; a release at once if the rule raises.
 
         Args:
             reason: See :meth:`fail`.
@@ -556,7 +555,7 @@ class Batch:
         return self._plug_ins.call("failure rule", ask, instead)
 
     async def release_all(self) -> Mapping[Receipt, Settled]:
-        """Make all that is still held visible at once, whatever the failure rule: its work is not at fault."""
+        """Make all held messages visible at once, whatever the failure rule says: their work is not at fault."""
         return await self.settle(dict.fromkeys(await self._chosen(None), Release()))
 
     async def _chosen(self, receipts: Iterable[Receipt] | None) -> list[Receipt]:
@@ -567,10 +566,10 @@ class Batch:
             held += [receipt for receipt in some if self._is_held(receipt)]
         return held
 
-    # What the driver tells
+    # Reports from the driver
 
     def happened(self, events: Sequence[LeaseEvent]) -> None:
-        """Take in what happened to some of the batch's leases. The driver calls this."""
+        """Take in events of some of the batch's leases. The driver calls this."""
         for event in events:
             match event:
                 case Settled():
@@ -612,7 +611,7 @@ class Batch:
             wait.learn(settled)
 
     def handed_over(self, receipt: Receipt) -> None:
-        """Another batch holds a lease from now on. The driver calls this."""
+        """Take in that another batch holds a lease from now on. The driver calls this."""
         self._handed_over.add(receipt)
         for wait in self._waits.pop(receipt, ()):
             wait.fail(f"Another batch of {self.queue_url} took {receipt} over")
@@ -626,7 +625,7 @@ class Batch:
             self._plug_ins.call("meter", lambda: meter.extended(self.queue_url, extensions), None)
 
     async def content(self, receipt: Receipt) -> Message | None:
-        """The message itself, if it was put in with the lease or the batch's source has it.
+        """Return the message itself, if it was put in with the lease or the batch's source has it; else None.
 
         Raises:
             Exception: The source failed.
@@ -640,11 +639,11 @@ class Batch:
             raise
 
     def outcomes(self) -> Mapping[Receipt, Settled]:
-        """How the leases that ended did so."""
+        """Return the ends of the leases that have ended."""
         return {receipt: Settled(receipt, *end) for receipt, end in self._outcomes.items()}
 
     def report(self) -> LeaseReport:
-        """Counts so far."""
+        """Return the counts so far."""
         counts = dict.fromkeys(Outcome, 0)
         for outcome, _ in self._outcomes.values():
             counts[outcome] += 1
@@ -665,7 +664,7 @@ class Batch:
 
 
 def _log(events: Sequence[LeaseEvent], queue_url: str) -> None:
-    """Log what happened to leases that nobody listens for: one line for each kind and reason."""
+    """Log the events of leases without a listener: one line for each kind and reason."""
     alike: dict[tuple[type, str], list[LeaseEvent]] = {}
     for event in events:
         if not isinstance(event, Settled) or event.outcome in (Outcome.LOST, Outcome.FAILED):
@@ -684,10 +683,10 @@ def _named(receipts: Sequence[Receipt]) -> str:
 
 
 _LOGGED: Final[Mapping[type, tuple[int, str]]] = {
-    Lost: (logging.WARNING, "Leases were lost while their work goes on; somebody else may have the messages"),
+    Lost: (logging.WARNING, "Leases were lost while their work goes on; another consumer may have the messages"),
     Lapsed: (
         logging.WARNING,
-        "Leases lapsed before an extension was confirmed; somebody else may receive the messages",
+        "Leases lapsed before an extension was confirmed; another consumer may receive the messages",
     ),
     Ending: (logging.WARNING, "Leases cannot be extended any further"),
     Refused: (logging.ERROR, "SQS refuses to extend leases"),

@@ -1,7 +1,7 @@
-"""Consumes a queue for as long as a program runs: what the consumers of blocking and asyncio programs share.
+"""Consumption of a queue for as long as a program runs: the part that blocking and asyncio consumers share.
 
-A :class:`Consuming` lives in an event loop. It receives as workers become free, holds what it received, and settles
-each message by the end of its work. Workers are threads or tasks, which take what :attr:`give` gives them:
+A :class:`Consuming` lives in an event loop. It receives as workers become free, holds the messages, and settles each
+one by the end of its work. Workers are threads or tasks, which take the messages from :attr:`give`:
 
     receive -> waits (unclaimed) -> a worker claims it -> its work ends -> settled, with others by calls of ten
 
@@ -9,13 +9,13 @@ each message by the end of its work. Workers are threads or tasks, which take wh
   no more messages are offered than there are workers.
 - **At most as many again (ten at least) are being settled.** Messages whose work has ended are in flight until the
   service has deleted them, and come again if the program dies. While deletes fail, a consumer would otherwise work
-  through the whole queue, and leave all of it to be repeated.
+  through the whole queue, and then repeat all of it.
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
   ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
-- **Stopping**: no more work begins. What waits is visible again as soon as the polls in flight have ended: an open poll
-  of this consumer would receive it at once. Work that has begun may end, for a bounded time; after that its messages
-  are given back as well.
+- **Stopping**: no more work begins. Waiting messages are visible again as soon as the polls in flight have ended: an
+  open poll of this consumer would receive them at once. Work that has begun may end, for a bounded time; after that its
+  messages are given back as well.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
-"""The pauses after a receive that failed: each is twice as long as the one before, up to the longest."""
+"""The first and the longest pause after a receive that failed: each is twice as long as the one before."""
 
 LONGEST_POLL_SECONDS: Final = 5
-"""The longest poll of a consumer: so long it may take to stop, for a poll that was sent is never cancelled."""
+"""The longest poll of a consumer. Stopping may take this long, because a poll that was sent is never cancelled."""
 
 MOST_BATCHES: Final = 32
 """Most batches that are worked on at once: each receives by long polls, which have half of a client's connections."""
@@ -78,14 +78,14 @@ class _Trouble:
 
 
 class Consuming:
-    """Receives, holds and settles messages until it is stopped.
+    """A consumer: it receives, holds and settles messages until it is stopped.
 
     Args:
         queue: The queue.
-        settings: What the user asked for; ``max_messages`` is the most that are in hand at once.
+        settings: The user's settings; ``max_messages`` is the most messages in hand at once.
         listening: Tells the user's listener; None without one.
         give: Called in the loop with each message that a worker may claim now.
-        concurrency: How many workers there are.
+        concurrency: The number of workers.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Consuming:
         self._stream: Stream | None = None
         self._works: dict[Receipt, Work] = {}  # in hand
         self._unclaimed: dict[Receipt, Work] = {}  # of those, the ones that workers may claim
-        # By message group: what a worker may claim, or works on, and behind it what waits for that.
+        # By message group: the message that a worker may claim, or works on, and those that wait behind it.
         self._lines: dict[str, deque[Work]] = {}
-        self._left: dict[Batch, int] = {}  # how many messages of a receive have not ended
+        self._left: dict[Batch, int] = {}  # the number of messages of a receive that have not ended
         self._held = 0  # the sum of those: in hand, and being settled
         self._received_messages = 0
         self._ended: Counter[Outcome] = Counter()
@@ -128,7 +128,7 @@ class Consuming:
         return not self._stopping and self._unclaimed.pop(work.message.receipt, None) is work
 
     def failed(self, work: Work, error: BaseException) -> Settlement:
-        """Tell of an error that ended the work on a message, and ask the failure rule, in the worker's thread."""
+        """Log an error that ended the work on a message, and ask the failure rule, in the worker's thread."""
         receipt = work.message.receipt
         logger.error("The work on %s of %s failed: %s", receipt, self._settings.queue, class_and_place(error))
         return work.batch.failing(type(error).__name__, [receipt], errors=exception_names(error))[receipt]
@@ -165,14 +165,14 @@ class Consuming:
         return self.report()
 
     def stop(self) -> None:
-        """Receive nothing more, begin no work, and give back what waits."""
+        """Stop receiving and beginning work, and give back the messages that wait."""
         if not self._stopping:
             self._stopping, self._stopped_at = True, asyncio.get_running_loop().time()
         if self._stream is not None:
             self._stream.stop()
 
     def give_up(self) -> None:
-        """Stop, and give back also what is worked on, without waiting."""
+        """Stop, and also give back the messages that are worked on, without waiting."""
         self._gives_up = True
         self.stop()
         self._changed.set()
@@ -194,7 +194,7 @@ class Consuming:
             self._stream.look()
 
     def report(self) -> LeaseReport:
-        """Counts of all messages so far."""
+        """Return the counts of all messages so far."""
         ended = {outcome.name.lower(): count for outcome, count in self._ended.items()}
         counts = Counter(ended)
         counts["received"] = self._received_messages
@@ -208,7 +208,7 @@ class Consuming:
         room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)
         if room >= min(MAX_BATCH_ENTRIES, most):
             return room
-        # Not whether any is unclaimed: a worker that is free takes its time to claim one, and does not tell of it.
+        # It does not ask whether any is unclaimed: a free worker may claim one late, and without notice.
         offered = len(self._works) - sum(len(line) - 1 for line in self._lines.values())
         return room if offered <= self._concurrency else 0
 
@@ -288,7 +288,7 @@ class Consuming:
             self._changed.set()
 
     def _do_not_begin(self, receipt: Receipt) -> None:
-        """Another consumer may have a message: if its work has not begun, it does not."""
+        """Take in that another consumer may have a message: if its work has not begun, it never begins."""
         work = self._works.get(receipt)
         if work is None:
             return
@@ -325,7 +325,7 @@ class Consuming:
         return LeasesLostError(self._queue.queue_url, trouble.lost, trouble.uncertain, trouble.lapsed)
 
     async def _end(self) -> None:
-        """Give back what is in hand still, and wait until all is settled, for a bounded time."""
+        """Give back the messages still in hand, and wait until all are settled, for a bounded time."""
         self.stop()
         self._give_back_waiting()
         if self._works:
@@ -355,7 +355,7 @@ class Consuming:
 
 
 def class_and_place(error: BaseException) -> str:
-    """Tell of an exception by its class and where it was raised. Its text is left out: it may quote a message."""
+    """Describe an exception by its class and where it was raised. Its text is left out: it may quote a message."""
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else name

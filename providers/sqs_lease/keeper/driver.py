@@ -1,7 +1,7 @@
-"""Drives the ledger of one queue over a transport: makes the calls that fall due, side by side, and reports them.
+"""The driver of one queue's ledger: it makes the calls that fall due over a transport, side by side, and reports them.
 
 The ledger decides everything: what to call, when, and how long to wait for the answer. The driver has the clock, the
-tasks and the transport, and reports each call once, whatever came of it. It stays awake only while something is due.
+tasks and the transport, and reports each call once, whatever its result. It stays awake only while something is due.
 
 **After a stall** of the event loop another process may have taken the leases over and settled them: a triggerer that
 stood still for long counts as gone. Airflow tells a triggerer so within about a second of its waking up. So a host may
@@ -35,7 +35,7 @@ from sqs_lease.sqs.validation import FIFO_SUFFIX, dead_letter_queue_url
 logger = logging.getLogger(__name__)
 
 CALLS_STARTED_AT_ONCE: Final = 1
-"""How many calls of a queue begin in one round of the event loop: each takes a few milliseconds.
+"""Calls of a queue that begin in one round of the event loop: each takes a few milliseconds.
 
 A round also takes in the answers to as many calls.
 """
@@ -47,13 +47,13 @@ STALL_SECONDS: Final = 10.0
 """A process that wakes up this late may have lost its leases: others may have taken it for dead."""
 
 RESTART_SECONDS: Final = 1.0
-"""How long a queue is not called after an error that was not expected."""
+"""The pause before the next call on a queue after an unexpected error."""
 
 FAILING_SECONDS: Final = 60.0
-"""How often a queue whose calls fail is named in the log."""
+"""The shortest time between two warnings in the log about failing calls on a queue."""
 
 NO_DEAD_LETTERS_SECONDS: Final = 10.0
-"""How long to remember that a queue has no dead-letter queue before asking again."""
+"""The time after which the driver asks again whether a queue has a dead-letter queue."""
 
 REASON_ATTRIBUTE: Final = "sqs_lease_reason"
 """Message attribute of a dead-lettered message that says why it was put there."""
@@ -66,22 +66,22 @@ _MAX_MESSAGE_BYTES: Final = 1_048_576
 
 
 class Owner(Protocol):
-    """Puts leases into the driver, and is told what becomes of them. No method may raise."""
+    """An owner of leases: it puts them into the driver, and is told their events. No method may raise."""
 
     number: int
-    """Tells owners apart: the messages of a group are in order within one owner's leases."""
+    """The owner's number, unique: the messages of a group are in order within one owner's leases."""
 
     def happened(self, events: Sequence[LeaseEvent]) -> None:
-        """Something happened to some of the owner's leases."""
+        """Take in events of some of the owner's leases."""
 
     def extended(self, extensions: int) -> None:
-        """One call confirmed this many extensions of the owner's leases (0: it confirmed none)."""
+        """Take in that one call confirmed this many extensions of the owner's leases (0 is possible)."""
 
     def handed_over(self, receipt: Receipt) -> None:
-        """Another owner holds this lease from now on."""
+        """Take in that another owner holds this lease from now on."""
 
     async def content(self, receipt: Receipt) -> Message | None:
-        """The message itself, to put it into a dead-letter queue; None if its content is not known.
+        """Return the message itself, to put it into a dead-letter queue; None if its content is not known.
 
         Raises:
             Exception: The content cannot be read now; a later call may succeed.
@@ -89,10 +89,10 @@ class Owner(Protocol):
 
 
 class QueueDriver:
-    """Performs what one queue's ledger asks for, until stopped. Used by the keeper only.
+    """A driver: it makes the calls that one queue's ledger asks for, until stopped. Used by the keeper only.
 
     Args:
-        transport: Where the calls go.
+        transport: Makes the calls.
         queue_url: The queue.
         clock: Source of time.
         random: Source of jitter.
@@ -128,17 +128,17 @@ class QueueDriver:
         self._recovery_unnamed = False
         self._stopped = False
         self._loop = asyncio.get_running_loop()
-        # That of the keeper's maker: who asks later may have context variables that lead to all that it has.
+        # The context of the keeper's maker: that of a later caller may refer to all of that caller's objects.
         self._context = copy_context()
         self._soon: asyncio.Handle | None = None  # a look that is about to happen
         self._timer: asyncio.TimerHandle | None = None  # one that is planned
         self._wakes_by = math.inf  # before the first lease there is nothing to be late for
         self._calls_from = clock.now()
 
-    # What the keeper's batches ask for
+    # Requests of the keeper's batches
 
     def take(self, leases: Iterable[Lease], policy: RenewalPolicy, owner: Owner) -> None:
-        """Hold leases, received a moment ago or taken over. One that another owner holds here is its new owner's."""
+        """Hold leases, received a moment ago or taken over. A lease that another owner holds here changes its owner."""
         for lease in leases:
             former = self._owners.get(lease.receipt)
             if former in self._leaving:
@@ -153,15 +153,15 @@ class QueueDriver:
         self._kick()
 
     def holds(self, receipt: Receipt, owner: Owner) -> bool:
-        """Whether the lease is held for this owner."""
+        """Return whether the lease is held for this owner."""
         return self._owners.get(receipt) is owner and receipt in self._ledger
 
     def lease(self, receipt: Receipt) -> Lease | None:
-        """The lease with its deadline; None if it is no longer held."""
+        """Return the lease with its deadline; None if it is no longer held."""
         return self._ledger.lease(receipt)
 
     def leases(self, receipts: Iterable[Receipt], owner: Owner) -> list[Lease]:
-        """Those of these leases that are held for an owner, as they stand, in the same order."""
+        """Return those of these leases that are held for an owner, with their current deadlines, in the same order."""
         held = (self._ledger.lease(receipt) for receipt in receipts if self._owners.get(receipt) is owner)
         return [lease for lease in held if lease is not None]
 
@@ -179,8 +179,8 @@ class QueueDriver:
         """Begin to settle leases, as far as they are this owner's, which is told of each outcome.
 
         Args:
-            settlements: What becomes of each message.
-            owner: Whose leases they are.
+            settlements: The settlement of each message.
+            owner: The owner of the leases.
             in_order: Whether the order within message groups of a FIFO queue is kept.
             within_seconds: How long they may wait for others to fill a call.
         """
@@ -192,7 +192,7 @@ class QueueDriver:
         self._kick()
 
     def waits_for_work(self, receipt: Receipt) -> bool:
-        """Whether a delete waits for an earlier message of its group that nothing was decided about yet."""
+        """Return whether a delete waits for an earlier message of its group that is not decided yet."""
         return self._ledger.waits_for_work(receipt)
 
     def forget(self, receipt: Receipt, owner: Owner) -> None:
@@ -265,7 +265,7 @@ class QueueDriver:
     # make their last calls after that.
 
     def _kick(self) -> None:
-        """Look at what changed, in the next round of the event loop."""
+        """Look at the ledger in the next round of the event loop."""
         if self._soon is None and not self._stopped:
             self._soon = self._loop.call_soon(self._look, context=self._context)
 
@@ -284,7 +284,7 @@ class QueueDriver:
         self._look_again(seconds)
 
     def _look_again(self, seconds: float) -> None:
-        """Look again after a time, or earlier: a call that ends, or a new lease, calls for it, too."""
+        """Look again after a time, or earlier when a call ends or a new lease comes."""
         if seconds <= 0:
             self._kick()
             return
@@ -433,9 +433,9 @@ class QueueDriver:
             owner.extended(extensions)
 
     def _name_failure(self, call: Call, answers: Sequence[EntryAnswer], error: BaseException | None = None) -> None:
-        """Say that calls on the queue fail, now and then, and that they succeed again.
+        """Log that calls on the queue fail, at most once a minute, and that they succeed again.
 
-        ``error`` is one that nobody expected: it is named with where it came from.
+        ``error`` is an unexpected error: it is logged with its traceback.
         """
         bad = [answer for answer in answers if answer.verdict in PASSING]
         now = self._clock.now()
@@ -444,7 +444,7 @@ class QueueDriver:
                 self._recovery_unnamed = False
                 logger.info("Calls on %s are answered again", self._queue_url)
         elif now - self._failure_named_at > FAILING_SECONDS:
-            # So seldom also where every other call succeeds.
+            # At most once a minute even if every other call succeeds.
             self._failure_named_at, self._recovery_unnamed = now, True
             logger.warning(
                 "%s of %d messages of %s failed, and is tried again: %s",
@@ -456,7 +456,7 @@ class QueueDriver:
             )
 
     def _publish(self) -> None:
-        """Tell the owners what happened."""
+        """Tell the owners the events of their leases."""
         told: dict[Owner, list[LeaseEvent]] = {}
         for event in self._ledger.take_events():
             receipt = event.receipt

@@ -1,4 +1,4 @@
-"""Waits for the end of a task, even when the waiting is cancelled, once or many times."""
+"""Waiting for the end of a task, even if the wait is cancelled, once or many times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def cancelled_once(work: asyncio.Task[Any]) -> None:
 
 
 async def end_of(work: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task, even when the waiting is cancelled, once or many times."""
+    """Wait for the end of a task, even if the wait is cancelled, once or many times."""
     while not work.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([work])

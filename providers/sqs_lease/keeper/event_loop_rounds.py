@@ -6,12 +6,12 @@ import asyncio
 from typing import Final
 
 LEASES_IN_A_ROUND: Final = 1_000
-"""How many leases all batches of one keeper may look at in one round of the event loop. They take a few milliseconds.
+"""Most leases that all batches of one keeper look at in one round of the event loop. They take a few milliseconds.
 """
 
 
 class RoundLimiter:
-    """Limits the leases that are worked on in one round of the event loop. Slices get their turn in the order they ask.
+    """A limit on the leases worked on in one round of the event loop. Slices get their turn in the order they ask.
 
     Hundreds of batches may end at the same moment: each is little work, but together they would block the loop.
     """
@@ -34,7 +34,7 @@ class RoundLimiter:
 
 
 class Countdown:
-    """Waits until the answers about some leases have come.
+    """A wait until the answers about some leases have come.
 
     One future serves all leases. With a future for each, Python's garbage collector would look through all of them and
     block the event loop.
@@ -45,7 +45,7 @@ class Countdown:
         self._left = 1  # ended() counts this one
 
     def expect(self, leases: int) -> None:
-        """Wait for that many more answers."""
+        """Add to the number of answers to wait for."""
         self._left += leases
 
     def count(self) -> None:
@@ -55,7 +55,7 @@ class Countdown:
             self.end()
 
     def end(self) -> None:
-        """Stop waiting, whatever is missing."""
+        """Stop waiting, even if answers are missing."""
         if not self._done.done():
             self._done.set_result(None)
 

@@ -1,4 +1,4 @@
-"""Few lines of the log for any number of events: the first soon, and the next ones the later the longer it goes on."""
+"""Rate-limited logging: one line for many events, the first line soon, later ones at growing intervals."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 GATHERING_SECONDS: Final = 0.5
-"""How long events of one kind are gathered for the first line."""
+"""The time for which events of one kind are gathered for the first line."""
 
 LONGEST_GATHERING_SECONDS: Final = 60.0
-"""How long they are gathered at most while more and more follow."""
+"""The longest time for which they are gathered while more and more follow."""
 
 CALM_SECONDS: Final = 30.0
-"""After so long without events of a kind the next is told soon again."""
+"""After this long without events of a kind, the next one is logged soon again."""
 
 _Line = TypeVar("_Line")
 
 
 class GatheredLog(Generic[_Line]):
-    """Gathers events of one kind for half a second, and twice as long for each further line while more follow.
+    """A log that gathers events of one kind for half a second, and twice as long for each further line.
 
     So any number of events make seven lines in the first minute, and then one a minute. A line is logged in the context
     of the first event that it is about.
@@ -37,7 +37,7 @@ class GatheredLog(Generic[_Line]):
         """Return the line for one more event, from the event loop.
 
         Args:
-            kind: Which events make one line.
+            kind: The kind of the event: events of one kind make one line.
             new: Makes a line without events.
         """
         if (line := self._lines.get(kind)) is None:
@@ -48,7 +48,7 @@ class GatheredLog(Generic[_Line]):
         return line
 
     def flush(self) -> None:
-        """Log at once what was gathered."""
+        """Log all gathered events at once."""
         for kind in tuple(self._lines):
             self._end(kind)
 
@@ -59,6 +59,6 @@ class GatheredLog(Generic[_Line]):
             asyncio.get_running_loop().call_later(CALM_SECONDS, self._calm_down, kind)
 
     def _calm_down(self, kind: Hashable) -> None:
-        """Begin with a short time again where nothing followed a line."""
+        """Begin with a short time again if no event followed a line."""
         if kind not in self._lines:
             self._waited.pop(kind, None)

@@ -1,4 +1,4 @@
-"""The keeper: extends leases over a transport until they are settled; one serves many batches and queues."""
+"""The keeper, which extends leases over a transport until they are settled; one serves many batches and queues."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 
 class Leaving(Enum):
-    """What a keeper does with the leases it still holds when it is closed."""
+    """The ways in which a keeper that is closed treats the leases it still holds."""
 
     EXTEND = "extend"
-    """One last extension, so that another process has time to take over: nothing is released."""
+    """Extend once more, so that another process has time to take over: nothing is released."""
 
     RELEASE = "release"
-    """Visible again at once: nobody will take over."""
+    """Make the messages visible at once: no process will take over."""
 
     NOTHING = "nothing"
-    """Not a call more: the deadlines stand as they are."""
+    """Make no call: the deadlines stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a keeper holds of one queue. ``oldest_received_at`` is a time of the keeper's clock."""
+    """The number of batches and leases of one queue in a keeper. ``oldest_received_at`` is by the keeper's clock."""
 
     queue_url: str
     batches: int
@@ -46,7 +46,7 @@ class Holding:
 
 
 class Keeper:
-    """Holds leases of any number of batches and queues over one transport.
+    """A holder of leases of any number of batches and queues, over one transport.
 
     Use it as an asynchronous context manager, or call :meth:`close` when done. All methods must be called
     from the event loop in which it was made. It does not close the transport.
@@ -57,9 +57,9 @@ class Keeper:
         random: Source of jitter; a fresh one by default.
         call_timeout_seconds: Longest wait for the answer to one call, 10 s by default; extensions wait
             less when their lease is about to end.
-        meter: Told what to count; nothing is counted by default.
-        quiet_after_stall_seconds: How long the keeper calls nothing after its process stood still for more than ten
-            seconds, so that its host can tell it first which leases others hold by now; less where a lease would end
+        meter: Counts events of leases; nothing is counted by default.
+        quiet_after_stall_seconds: How long the keeper makes no calls after its process stood still for more than ten
+            seconds, so that its host can first tell it which leases others hold by now; less if a lease would end
             meanwhile. 0, the default: it goes on at once.
     """
 
@@ -109,12 +109,13 @@ class Keeper:
         Args:
             queue_url: The queue's URL.
             policy: When to extend; its visibility must be known (:meth:`RenewalPolicy.for_queue`).
-            on_failure: What becomes of failed messages; visible again at once by default.
+            on_failure: How to settle failed messages; visible again at once by default.
             on_event: Called in the event loop for each event of the batch's leases; it must not block.
-            message_source: Gives messages by their ids, to dead-letter leases that were adopted without
-                them; ids that it does not know are simply missing in its answer.
-            batch_id: What tells the batch from all others, also in other processes: :meth:`Batch.adopt` refuses what
-                was written for another one. None, the default: that of what is adopted first, or a random one.
+            message_source: Returns messages by their ids, to dead-letter leases that were adopted without
+                them; ids that it does not know are missing in its answer.
+            batch_id: The id of the batch, unique across processes: :meth:`Batch.adopt` refuses leases that were
+                written for another batch. None, the default: the id of the leases that are adopted first, or a random
+                one.
 
         Raises:
             KeeperClosedError: The keeper was closed.
@@ -159,7 +160,7 @@ class Keeper:
         return batch
 
     def holdings(self) -> list[Holding]:
-        """What is held now, by queue."""
+        """Return what is held now, by queue."""
         holdings: dict[str, Holding] = {}
         for batch in self._batches:
             oldest = batch.oldest_received_at()
@@ -174,14 +175,14 @@ class Keeper:
         return list(holdings.values())
 
     def drop(self, batch: Batch) -> None:
-        """Stop tracking a batch; what it still holds is forgotten without a call."""
+        """Stop tracking a batch; its held leases are forgotten without a call."""
         batch.forget()
 
     def _ended(self, batch: Batch) -> None:
         self._batches.pop(batch, None)
 
     async def close(self, leaving: Leaving = Leaving.EXTEND) -> None:
-        """Stop: treat what is still held as ``leaving`` says, give calls under way time to be answered, and end.
+        """Stop: treat held leases as ``leaving`` says, give calls under way time to be answered, and end.
 
         Stop receiving first: an open long poll of this process would receive a released message at once.
         Waits at most two call time-outs.

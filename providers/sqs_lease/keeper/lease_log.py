@@ -1,4 +1,4 @@
-"""Logs what happens to leases, and what that means for the work, in a few lines for any number of messages.
+"""The log of events of leases, and of their meaning for the work: a few lines for any number of messages.
 
 Leases that were taken together lapse, end and are lost together, and thousands may be refused their settlement. So
 events of one kind are gathered (:mod:`sqs_lease.keeper.gathered_log`).
@@ -18,7 +18,7 @@ from sqs_lease.keeper.gathered_log import GatheredLog
 logger = logging.getLogger(__name__)
 
 SHOWN_MESSAGES: Final = 3
-"""So many of them are named in a line."""
+"""Most messages that one line names."""
 
 _AS_ASKED: Final = frozenset(
     outcome.name for outcome in (Outcome.DELETED, Outcome.RELEASED, Outcome.DEAD_LETTERED, Outcome.EXPIRED)
@@ -34,13 +34,13 @@ class _SameEvents:
     shown: list[Receipt] = field(default_factory=list)
 
     def add(self, event: LeaseEvent) -> None:
-        """Take in one more."""
+        """Take in one more event."""
         self.count += 1
         if len(self.shown) < SHOWN_MESSAGES:
             self.shown.append(event.receipt)
 
     def which(self) -> str:
-        """The messages, for a line of the log."""
+        """Name the messages, for a line of the log."""
         if self.count == 1:
             return f"message {self.first.receipt}"
         more = f" and {self.count - len(self.shown)} more" if self.count > len(self.shown) else ""
@@ -49,7 +49,7 @@ class _SameEvents:
 
 
 class LeaseLog:
-    """Logs what happens to leases of one queue. Settlements that went as asked are not logged.
+    """The log of events of one queue's leases. Settlements that went as requested are not logged.
 
     Args:
         queue_url: The queue, as the lines name it.
@@ -65,7 +65,7 @@ class LeaseLog:
             self._lines.line(kind, partial(_SameEvents, event)).add(event)
 
     def flush(self) -> None:
-        """Log at once what was gathered."""
+        """Log all gathered events at once."""
         self._lines.flush()
 
 
@@ -99,8 +99,8 @@ def _log(events: _SameEvents, queue_url: str) -> None:
             logger.error("Extending %s of %s was refused: %s", which, queue_url, detail)
         case Settled(outcome=Outcome.UNCERTAIN):
             logger.warning(
-                "Deleted %s of %s after its lease had lapsed: SQS confirms that also where another consumer received "
-                "it since, and then it is not gone",
+                "Deleted %s of %s after its lease had lapsed: SQS confirms this even if another consumer has received "
+                "the message since, and then the message still exists",
                 which,
                 queue_url,
             )

@@ -1,4 +1,4 @@
-"""Tells a user's listener what happens to leases, in a separate thread: it may block, raise, or ask the batch.
+"""Calls of a user's listener for events of leases, in a separate thread: it may block, raise, or ask the batch.
 
 The listener may be a method of what owns the lease, and a thread keeps alive what it refers to: a dropped lease
 would be extended for as long as its thread lived. So only the owner of the lease refers to the listener, by a
@@ -26,7 +26,7 @@ class Listener:
 
 
 class ListenerThread:
-    """Calls a listener for one event after the other. Its thread starts with the first event.
+    """A thread that calls a listener for one event after the other. It starts with the first event.
 
     Args:
         listener: The listener. Its first failure is logged, and it still gets the events that follow. When its owner
@@ -50,7 +50,7 @@ class ListenerThread:
         self._events.put(event)
 
     def end(self, seconds: float) -> None:
-        """Pass on no new events. Those before are waited for, for so many seconds at most; 0 does not wait."""
+        """Stop passing on new events; wait for the earlier ones for some seconds at most (0 does not wait)."""
         self._events.put(None)
         if self._thread is None or self._thread is threading.current_thread() or not seconds:
             return
@@ -65,7 +65,7 @@ class ListenerThread:
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
             self._tell(event)
-            # An event leads to nothing of the user's, but is not kept while the next one is awaited either.
+            # An event refers to no object of the user's, but it is not kept either while the next one is awaited.
             del event
 
     def _tell(self, event: LeaseEvent) -> None:

@@ -1,7 +1,7 @@
 """An event loop in a separate thread, for callers that block: leases are extended there while the caller works.
 
-The thread lives until somebody ends it, and longer than what it was started for may be in use. So it keeps nothing
-alive for that long that is not its own:
+The thread lives until it is ended, and may live longer than the lease for which it was started. So it keeps no objects
+of others alive for that long:
 
 - The thread does not refer to its :class:`LoopThread`.
 - Coroutines do not run in the caller's context. Tasks and timers copy the context that they are made in, and a caller's
@@ -31,11 +31,11 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 LAST_TASKS_SECONDS: Final = 5.0
-"""How long the tasks that are left when the loop ends may take to end by their cancellation."""
+"""How long tasks that are left when the loop ends may take to end after they are cancelled."""
 
 
 class LoopThreadError(RuntimeError):
-    """The loop cannot be called from here, or has ended; the text says why."""
+    """An error: the loop cannot be called from here, or has ended; the text says why."""
 
 
 class LoopThread:
@@ -46,7 +46,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        # A loop that is made copies the context, too.
+        # Making a loop copies the context, too.
         self._loop = Context().run(asyncio.new_event_loop)
         self._calls = _Calls(name)
         self._process = os.getpid()
@@ -79,14 +79,14 @@ class LoopThread:
             for task in tasks:
                 task.cancel()
             if not tasks and not result.done():
-                # The caller was interrupted before it had asked for a start, which now will not come.
+                # The caller was interrupted before it had requested a start, so no start will come.
                 result.set_exception(CancelledError())
 
         try:
             self._refuse_if_nobody_would_answer()
             self._calls.add(result)
             try:
-                # Within: the loop may have begun, and be far, before this thread comes to its next line.
+                # Inside the block: the loop may have begun, and be far ahead, before this thread runs its next line.
                 self._loop.call_soon_threadsafe(start, context=Context())
                 return result.result()
             except BaseException:
@@ -100,7 +100,7 @@ class LoopThread:
                 self._calls.remove(result)
         finally:
             if not tasks:
-                # It never began: closed, so that Python does not warn of it.
+                # It never began: close it, so that Python does not warn about it.
                 coroutine.close()
 
     def post(self, callback: Callable[[], object]) -> None:
@@ -117,7 +117,7 @@ class LoopThread:
             raise LoopThreadError(f"No more calls can be made: {self._calls.ended}") from error
 
     def start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Begin a coroutine in the loop, and return where its result will be. If the loop ends, that is an error.
+        """Begin a coroutine in the loop, and return a future of its result. If the loop ends, that is an error.
 
         Raises:
             LoopThreadError: As :meth:`run` does.
@@ -141,7 +141,7 @@ class LoopThread:
         return result
 
     def end_after(self, last: Coroutine[Any, Any, object]) -> None:
-        """Run a last coroutine, and end when it has ended. Nothing is waited for, so any thread may call this.
+        """Run a last coroutine, and end when it has ended. This does not wait, so any thread may call it.
 
         It does nothing in a forked child, where there is no loop, and when the loop has ended.
         """
@@ -168,7 +168,7 @@ class LoopThread:
         return self._calls.ended is not None
 
     def stop(self) -> None:
-        """End the loop and the thread, and wait until they have ended. In a forked child there is nothing to end.
+        """End the loop and the thread, and wait until they have ended. In a forked child it does nothing.
 
         After :meth:`end_after` it waits for the last coroutine, too.
 
@@ -204,14 +204,14 @@ class LoopThread:
 
 
 class _Calls:
-    """The calls that wait for the loop, and whether it takes more; used by all threads."""
+    """The calls that wait for the loop, and its readiness for more; used by all threads."""
 
     def __init__(self, name: str) -> None:
         self.ended: str | None = None  # why it refuses calls
-        self.is_served = True  # the thread takes callbacks still, and has not begun to end
+        self.is_served = True  # the thread still takes callbacks, and has not begun to end
         self._name = name
         self._waiting: set[Future[Any]] = set()
-        # Reentrant: a finalizer may run in the middle of any of these methods, and come here.
+        # Reentrant: a finalizer may run in the middle of any of these methods, and call one of them.
         self._lock = threading.RLock()
 
     def add(self, result: Future[Any]) -> None:
@@ -230,7 +230,7 @@ class _Calls:
             self.ended = self.ended or why
 
     def fail(self, cause: BaseException | None) -> None:
-        """Tell those who still wait that no answer comes."""
+        """Tell callers that still wait that no answer comes."""
         with self._lock:
             left = [result for result in self._waiting if not result.done()]
         for result in left:
@@ -240,7 +240,7 @@ class _Calls:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, calls: _Calls) -> None:
-    """Run the loop until it is stopped: what the thread does."""
+    """Run the loop until it is stopped. The thread calls this."""
     name = threading.current_thread().name
     died: BaseException | None = None
     try:

@@ -14,13 +14,13 @@ from sqs_lease.sqs.transport import Transport
 
 
 class OpenQueue:
-    """What the leases of one queue share. It belongs to the event loop in which it is opened.
+    """The objects that the leases of one queue share. It belongs to the event loop in which it is opened.
 
     Args:
-        transport: Where the calls go; it is closed with the queue.
+        transport: Makes the calls; it is closed with the queue.
         queue: The queue's name, ARN or URL.
-        policy: When to extend; a visibility timeout that it lacks is the queue's own.
-        longest_poll_seconds: How long a poll waits at most.
+        policy: When to extend; without a visibility timeout it gets the queue's own.
+        longest_poll_seconds: The longest wait of a poll.
         clock: The source of time; the machine's by default.
     """
 
@@ -88,7 +88,7 @@ class OpenQueue:
             self._receiver.stop()
 
     async def close(self) -> None:
-        """Close the keeper, without a call about what it still holds, and the client."""
+        """Close the keeper, without a call about the leases it still holds, and the client."""
         try:
             await self.keeper.close(Leaving.NOTHING)
         finally:

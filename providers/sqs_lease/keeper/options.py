@@ -1,6 +1,6 @@
 """The options of a lease: their defaults and their checks, for all that receive messages.
 
-What users call keeps its flat parameters, which take their defaults from here, and makes a :class:`LeaseOptions` of
+Public functions keep their flat parameters, which take their defaults from here, and make a :class:`LeaseOptions` of
 them by :meth:`LeaseOptions.of`. From there on the options travel as that one value, which needs no further checks.
 """
 
@@ -27,10 +27,10 @@ DEFAULT_LINGER_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How a batch is received, kept and given back, checked and with all defaults filled in.
+    """The options for receiving, keeping and giving back a batch, checked and with all defaults filled in.
 
     Attributes:
-        max_messages: Most messages to receive, 1 to 120 000: so many messages of one queue can be in flight
+        max_messages: Most messages to receive, 1 to 120 000: as many as one queue can have in flight
             (:data:`MAX_IN_FLIGHT <sqs_lease.core.limits.MAX_IN_FLIGHT>`).
         wait_seconds: How long to wait for a first message, in seconds, 0 or more; 0 looks once. SQS bounds one poll
             (:data:`MAX_WAIT_SECONDS <sqs_lease.core.limits.MAX_WAIT_SECONDS>`), not this: polls are repeated.
@@ -39,7 +39,7 @@ class LeaseOptions:
         policy: When to extend, and the visibility timeout to receive with, 1 s to 12 hours
             (:data:`MAX_VISIBILITY_SECONDS <sqs_lease.core.limits.MAX_VISIBILITY_SECONDS>`); a policy without one
             stands for the queue's own.
-        on_failure: What becomes of failed messages.
+        on_failure: How to settle failed messages.
 
     Raises:
         ValueError: A value is out of range; the text names the option.
@@ -75,7 +75,7 @@ class LeaseOptions:
         visibility: Duration | None = None,
         on_failure: FailureRule | None = None,
     ) -> Self:
-        """Make the options of what a user wrote.
+        """Make the options from the values that a user gave.
 
         Args:
             max_messages: Most messages to receive; 10 by default.
@@ -83,7 +83,7 @@ class LeaseOptions:
             linger: How long to wait for more once one came, as ``wait``; 1 s by default.
             policy: A renewal policy or its name; ``Growing`` by default.
             visibility: The policy's visibility timeout, as ``wait``; the policy's by default, or else the queue's own.
-            on_failure: What becomes of failed messages; visible again at once by default.
+            on_failure: How to settle failed messages; visible again at once by default.
 
         Raises:
             ValueError: A value is out of range, or ``visibility`` contradicts the policy; the text names the option.

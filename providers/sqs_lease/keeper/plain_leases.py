@@ -1,20 +1,20 @@
 """Leases on their way from one holder to the next: as plain values, with times that both understand.
 
-A batch has one holder, known by its deadline. Who stops holding it extends it once, writes it down and forgets it
-(:meth:`sqs_lease.keeper.batch.Batch.pass_on`). Who starts holding it reads what is written, and relies only on what has
-not passed its deadline (:meth:`sqs_lease.keeper.batch.Batch.adopt`). A first start, a restart after a crash and a run
+A batch has one holder, known by its deadline. The holder that stops extends the batch once, writes it down and forgets
+it (:meth:`sqs_lease.keeper.batch.Batch.pass_on`). The next holder reads the written leases, and relies only on those
+before their deadlines (:meth:`sqs_lease.keeper.batch.Batch.adopt`). A first start, a restart after a crash and a run
 that a sensor asked for are the same path, and SQS keeps the lock: the lease itself.
 
-**The two clocks.** A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); what is written has
-seconds since the epoch, by the clock of the machine that wrote it. The next holder's calendar may differ from that:
+**The two clocks.** A process counts time by a clock of its own (:class:`sqs_lease.clock.Clock`); written times are in
+seconds since the epoch, by the clock of the machine that wrote them. The next holder's calendar may differ from that:
 
 - It takes a margin of :data:`CLOCK_ERROR_SECONDS` from each deadline.
-- A calendar that is behind the time of writing by more than that cannot be right, and how much time has passed is not
-  known. No deadline is relied on then: all leases are in doubt, and the log names the clock.
-- A calendar that is ahead cannot be told from an outage: the deadlines have passed by it. Such leases are in doubt,
-  too, so SQS is asked: it extends or refuses each. What the calendar says beyond a deadline does not count for the age
-  of a lease, so that neither ``max_lease`` nor the 12 hours keep a good lease from being extended.
-- One thing is left: a lease in doubt is extended by the visibility timeout, which may be less than it had. If its
+- A calendar that is behind the time of writing by more than that must be wrong, and the time that has passed is not
+  known. Then no deadline is relied on: all leases are in doubt, and the log names the clock.
+- A calendar that is ahead looks like an outage: by it, the deadlines have passed. Such leases are in doubt, too, so SQS
+  decides: it extends or refuses each. The time beyond a deadline does not count for the age of a lease, so that neither
+  ``max_lease`` nor the 12 hours keep a good lease from being extended.
+- One risk is left: a lease in doubt is extended by the visibility timeout, which may be less than it had. If its
   holder dies before the host writes that down, the next one reads the older text, and may rely on a lease for longer
   than it lasts. That takes a calendar that is wrong by more than the margin and a process killed in that gap.
 
@@ -38,7 +38,7 @@ from sqs_lease.core.messages import Lease, Receipt
 logger = logging.getLogger(__name__)
 
 CLOCK_ERROR_SECONDS: Final = 5.0
-"""By so much the clocks of two machines may differ before one doubts what the other says."""
+"""The difference between the clocks of two machines up to which one relies on times that the other wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class WrittenBatch:
     """The leases of one batch, as its holder wrote them down for the next one.
 
     Attributes:
-        batch_id: Whose they are: what tells the batch from all others.
-        written_at: When, in seconds since the epoch.
+        batch_id: The id of the batch, unique across processes.
+        written_at: The time of writing, in seconds since the epoch.
         leases: The leases, with times in seconds since the epoch and their deadlines as SQS confirmed them.
     """
 
@@ -57,7 +57,7 @@ class WrittenBatch:
 
     @classmethod
     def of(cls, batch_id: str, leases: Sequence[Lease], clock: Clock) -> WrittenBatch:
-        """Write down leases that have times of a clock."""
+        """Write down leases with times of a clock."""
         return cls(batch_id, clock.wall(), tuple(to_wall_time(leases, clock)))
 
     def leases_now(self, clock: Clock, queue_url: str) -> list[Lease]:
@@ -143,7 +143,7 @@ def _row(lease: Lease) -> list[Any]:
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """What is written of one lease. A newer release may write more."""
+    """The written form of one lease. A newer release may write more fields."""
 
     message_id: str
     handle: str
@@ -181,19 +181,18 @@ def decode_leases(text: str) -> list[Lease]:
 
 
 def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Leases with times in seconds since the epoch, from leases with times of a clock."""
+    """Return leases with times in seconds since the epoch, from leases with times of a clock."""
     ahead = clock.wall() - clock.now()
     return [lease.shifted(ahead) for lease in leases]
 
 
 def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Leases with times of a clock, from leases with times in seconds since the epoch.
+    """Return leases with times of a clock, from leases with times in seconds since the epoch.
 
-    For leases of which it is not known when they were written down; see :meth:`WrittenBatch.leases_now` otherwise. A
-    lease that was received in the future shows that the calendars of the two machines differ. It counts as received
-    just now, so that it gets no hours that it does not have. Where they differ by more than
-    :data:`CLOCK_ERROR_SECONDS` it is in doubt. So is one whose deadline has passed, and what has passed beyond that
-    does not count for its age.
+    It is for leases without a known time of writing; see :meth:`WrittenBatch.leases_now` otherwise. A lease that was
+    received in the future shows that the calendars of the two machines differ. It counts as received just now, so that
+    it gets no hours that it does not have. If they differ by more than :data:`CLOCK_ERROR_SECONDS`, it is in doubt. A
+    lease past its deadline is in doubt, too, and the time beyond the deadline does not count for its age.
     """
     behind = clock.now() - clock.wall()
     return [_believed(lease.shifted(behind), clock.now()) for lease in leases]

@@ -1,10 +1,10 @@
-"""What users and hosts plug into a keeper: it may raise, or block for a while, and no lease stops for it.
+"""Guarded calls of the plug-ins of users and hosts: a plug-in may raise, or block for a while, without harm to leases.
 
 Policies, failure rules, listeners, meters and sources of messages may be a user's own. Each call of one is guarded, and
 the ledger gets each answer of the service before a plug-in hears of it. A policy that raises, or takes too long, is
 replaced by the default one for its batch.
 
-Each plug-in's first failure is logged with its traceback, further ones are not: a policy is asked for every lease.
+Each plug-in's first failure is logged with its traceback, further ones are not: a policy is called for every lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqs_lease.core.policies import Buffered, Fixed, Growing, LeaseTimes, Never,
 logger = logging.getLogger(__name__)
 
 LONGEST_ANSWER_SECONDS: Final = 0.25
-"""A policy that takes longer keeps all leases of the process waiting; it is not asked again."""
+"""A policy that takes longer keeps all leases of the process waiting; it is not called again."""
 
 _OURS: Final = (Growing, Threshold, Buffered, Fixed, Never)
 
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class PlugIns:
-    """Calls the plug-ins of one batch.
+    """The plug-ins of one batch, with guarded calls.
 
     Attributes:
         queue_url: The batch's queue, for the log.
@@ -43,9 +43,9 @@ class PlugIns:
         """Call a plug-in.
 
         Args:
-            name: What it is, for the log, e.g. ``listener``.
+            name: Its name in the log, e.g. ``listener``.
             function: Calls it.
-            instead: What is returned when it raises.
+            instead: The value to return when it raises.
         """
         try:
             return function()
@@ -81,7 +81,7 @@ def guarded(policy: RenewalPolicy, plug_ins: PlugIns, clock: Clock) -> RenewalPo
 
 
 class _Guard:
-    """Asks a policy until it fails, and from then on the one that takes its place."""
+    """A guard that asks a policy until it fails, and from then on its replacement."""
 
     def __init__(self, policy: RenewalPolicy, instead: RenewalPolicy, plug_ins: PlugIns, clock: Clock) -> None:
         self._policy = policy
@@ -119,9 +119,9 @@ class _GuardedPolicy(RenewalPolicy):
     guard: _Guard
 
     def renew_at(self, lease: LeaseTimes) -> float | None:
-        """As the policy says."""
+        """Return the time of the next renewal, by the policy or its replacement; None for never."""
         return self.guard.ask(lambda policy: policy.renew_at(lease))
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
-        """As the policy says; None if the policy says None."""
+        """Return the extension in seconds, by the policy or its replacement; 0 if that gives no number."""
         return self.guard.ask(lambda policy: policy.extension_seconds(lease, now)) or 0.0

@@ -1,4 +1,4 @@
-"""Receiving: collects up to N messages by concurrent long polls and hands over each poll's messages as they come.
+"""Receiving: collections of up to N messages by concurrent long polls, which hand over each poll's messages at once.
 
 A collection waits up to ``wait`` for the first message, then up to ``linger`` for more. Each poll's messages go to
 ``on_received`` at once, so that a keeper extends the first ones while others are still on their way. The rules:
@@ -32,8 +32,9 @@ A collection waits up to ``wait`` for the first message, then up to ``linger`` f
 transport's time for an answer) and returns what there is. **Cancelling** a collection does the same and then raises
 ``CancelledError``: by then every message that the service gave was handed over, and no poll is open that could take a
 message which the caller releases. The receiver never cancels a poll that was sent: a cancelled HTTP call may have been
-carried out, and nobody would hold its messages until their visibility timeout ends. It drops polls that still wait for
-a connection. A caller that cannot wait cancels a *second* time: that abandons the polls in flight, and their messages.
+carried out, and its messages would stay invisible, without a holder, until their visibility timeout ends. It drops
+polls that still wait for a connection. A caller that cannot wait cancels a *second* time: that abandons the polls in
+flight, and their messages.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ class Collected:
     """The result of a collection.
 
     Attributes:
-        messages: What was received, each message once, with its newest receipt, in the order of arrival.
-        error: Why there may be more messages than these: the error that may pass or the ``OverLimit`` that ended the
-            collection, or the one by which an answer of a FIFO queue was lost for good; else None.
+        messages: The messages received, each once, with its newest receipt, in the order of arrival.
+        error: The error because of which there may be more messages than these: one that may pass or ``OverLimit``,
+            which ended the collection, or one by which an answer of a FIFO queue was lost for good; else None.
     """
 
     messages: tuple[Message, ...]
@@ -112,13 +113,13 @@ ReceptionListener: TypeAlias = Callable[[Reception], None]
 
 
 class Receiver:
-    """Receives from one queue over a transport; one collection after the other, or several at once.
+    """A receiver for one queue over a transport; one collection after the other, or several at once.
 
     Args:
         transport: Makes the calls.
         queue_url: The queue's URL.
         visibility_seconds: The visibility timeout of the messages received, in whole seconds, 1 to 43 200.
-        longest_poll_seconds: How long a poll waits at most, 0 to 20; 20 by default. Stopping takes so long, too.
+        longest_poll_seconds: The longest wait of a poll, 0 to 20; 20 by default. Stopping may take as long.
         clock: The source of time; the machine's by default. Reception times are readings of its ``now``.
         random: The source of jitter and attempt ids; a fresh one by default.
 
@@ -167,7 +168,7 @@ class Receiver:
                 stops, it still gets the messages of polls in flight, and then its first exception is raised.
 
         Returns:
-            What was received: nothing if nothing came within ``wait``, and nothing after :meth:`stop`.
+            The messages received: no messages if none came within ``wait``, or after :meth:`stop`.
 
         Raises:
             ValueError: An argument is out of range.
@@ -432,7 +433,7 @@ class _Collection:
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._polls[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect of the transport or of the listener. What other polls bring is still handed over.
+            # A defect of the transport or of the listener. Messages of other polls are still handed over.
             if self._fatal is None:
                 self._fatal = error
             else:

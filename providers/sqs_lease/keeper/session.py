@@ -1,15 +1,15 @@
-"""One lease from its receive to the end of its block: what ``lease`` and ``async_lease`` share.
+"""One lease from its receive to the end of its block: the part that ``lease`` and ``async_lease`` share.
 
 A session belongs to an event loop, and is used like this:
 
-- :meth:`LeaseSession.receive` takes the messages. If it fails or is interrupted, everything is given back plainly: the
-  failure rule is for work that failed, and none has begun.
+- :meth:`LeaseSession.receive` takes the messages. If it fails or is interrupted, all messages are visible again at
+  once: the failure rule is for work that failed, and no work has begun.
 - :meth:`LeaseSession.settle` settles some while the block runs, without waiting: SQS settles ten messages by one call,
   so those that are settled one by one are gathered for :data:`GATHERED_SECONDS`. :meth:`LeaseSession.flush` waits.
-- :meth:`LeaseSession.finish` settles what is left when the block ends, by :meth:`LeaseSession.last_settlements`.
-- :meth:`LeaseSession.give_back` replaces it where the block will never end: its generator was dropped.
+- :meth:`LeaseSession.finish` settles the other messages when the block ends, by :meth:`LeaseSession.last_settlements`.
+- :meth:`LeaseSession.give_back` replaces it if the block will never end, because its generator was dropped.
 
-**What the end of a block makes of its messages**, as far as they were not settled within it:
+**The end of a block settles its messages**, as far as they were not settled within it:
 
 | the block | named messages | all others |
 | --- | --- | --- |
@@ -19,12 +19,13 @@ A session belongs to an event loop, and is used like this:
 | was interrupted (``KeyboardInterrupt``, cancellation, ...) | - | visible again at once |
 | raised what this lease itself raised: ``SettlementError`` | - | visible again at once |
 
-**An interruption while the block's end settles** (a second Ctrl-C, a cancellation) ends nothing at once: what was
-decided is carried out for up to :data:`GIVE_BACK_SECONDS`, and then the interruption goes on.
+**An interruption while the block's end settles** (a second Ctrl-C, a cancellation) waits: settlements that were
+decided are carried out for up to :data:`GIVE_BACK_SECONDS`, and then the interruption goes on.
 
-**What is not as asked is told.** Where the service refused a settlement, or did not confirm it before the end, by
-:class:`SettlementError`: at the next call, or at the end of the block. Where leases were lost or lapsed, by a warning,
-or by :class:`LeasesLostError` if the user chose so. An exception of the block's own goes on, with a note.
+**The user learns of each problem.** If the service refused a settlement, or did not confirm it before the end, a
+:class:`SettlementError` is raised at the next call, or at the end of the block. If leases were lost or lapsed, a
+warning is logged, or :class:`LeasesLostError` is raised if the user chose so. An exception of the block's own goes on,
+with a note.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ from sqs_lease.sqs.validation import queue_reference
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS: Final = 10.0
-"""How long the end of an interrupted block waits for its messages to be released. What is left then lapses."""
+"""How long the end of an interrupted block waits for the release of its messages. The others then lapse."""
 
 GATHERED_SECONDS: Final = 0.1
-"""How long a message that is settled within its block waits for others, to be settled with them by one call of ten."""
+"""How long a message that is settled within its block waits for others, so that one call settles ten."""
 
 LISTENER_SECONDS: Final = 1.0
 """How long the end of a block waits for a listener that is still busy."""
@@ -73,7 +74,7 @@ _NAMED_MESSAGES: Final = 3
 _NOT_CONFIRMED: Final = "the block ended before SQS had confirmed it"
 
 OnLost: TypeAlias = Literal["warn", "raise"]
-"""What the end of a block makes of leases that were lost or lapsed: a warning, or an error."""
+"""The consequence, at the end of a block, of leases that were lost or lapsed: a warning, or an error."""
 
 Messages: TypeAlias = Message | str | Iterable[Message | str]
 """Messages of a batch: one or several, each itself or by its id."""
@@ -82,12 +83,12 @@ _T = TypeVar("_T")
 
 
 class SettlementError(Exception):
-    """The service refused to settle messages as asked: they were received, and will be received again.
+    """An error: the service refused to settle messages as requested, so they will be received again.
 
     Attributes:
         queue: The queue's URL.
-        details: What the service said of each message, by message id.
-        counts: How many messages it said the same of, by what it said.
+        details: The service's text for each message, by message id.
+        counts: The number of messages with the same text, by text.
     """
 
     def __init__(self, queue: str, details: Mapping[str, str]) -> None:
@@ -105,13 +106,13 @@ class SettlementError(Exception):
 
 
 class LeasesLostError(Exception):
-    """Other consumers may have worked on messages of a block that succeeded.
+    """An error: other consumers may have worked on messages of a block that succeeded.
 
     Attributes:
         queue: The queue's URL.
-        details: What the service said of each lease that was lost, by message id.
-        uncertain: The ids of messages that were deleted after their leases had ended: SQS confirms that also where
-            somebody else received them since.
+        details: The service's text for each lost lease, by message id.
+        uncertain: The ids of messages that were deleted after their leases had ended: SQS confirms such a delete even
+            if another consumer has received the message since.
         lapsed: How often a deadline passed before an extension was confirmed, over all messages.
     """
 
@@ -135,10 +136,10 @@ class LeasesLostError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """What a user asks of a lease; see :func:`sqs_lease.lease` for each.
+    """The settings that a user gives a lease; see :func:`sqs_lease.lease` for each.
 
     Raises:
-        ValueError: ``queue`` is not a queue name, URL or ARN, or ``on_lost`` is none of its values.
+        ValueError: ``queue`` is not a queue name, URL or ARN, or ``on_lost`` is not one of its values.
     """
 
     queue: str
@@ -146,7 +147,7 @@ class LeaseSettings:
     on_event: EventListener | None = None
     on_lost: OnLost = "warn"
     adopts: tuple[WrittenBatch, tuple[Message, ...]] | None = None
-    """What another holder passed on, with its messages, in place of what would be received; for hosts."""
+    """Leases that another holder passed on, with their messages, instead of a receive; for hosts."""
 
     def __post_init__(self) -> None:
         queue_reference(self.queue)
@@ -155,11 +156,11 @@ class LeaseSettings:
 
 
 class LeaseSession:
-    """One lease. Coroutines run in the event loop that it is made for; other methods say where they may be called.
+    """One lease. Coroutines run in the event loop that it is made for; headings say where other methods may be called.
 
     Args:
         queue: The queue, opened or not.
-        settings: What was asked for.
+        settings: The user's settings.
         listening: Tells the user's listener; None without one.
         closes_queue: Whether the queue is closed with the session.
     """
@@ -176,9 +177,9 @@ class LeaseSession:
         self._span = LeaseSpan()
         self._error_type: str | None = None
         self._listener = listening
-        self._decided: dict[Receipt, Settlement] = {}  # what was asked for; only ever added to
-        self._refused: deque[Settled] = deque()  # settlements that were not carried out, and were not told yet
-        self._unconfirmed: dict[Receipt, Settled] = {}  # what was not settled when the session was closed
+        self._decided: dict[Receipt, Settlement] = {}  # the settlements requested; entries are only added
+        self._refused: deque[Settled] = deque()  # settlements not carried out, which the user was not told of yet
+        self._unconfirmed: dict[Receipt, Settled] = {}  # leases that were not settled when the session was closed
         self._raised: list[SettlementError] = []
         self._closed = False
 
@@ -204,7 +205,7 @@ class LeaseSession:
     async def receive(self) -> None:
         """Receive the messages and hold them; :attr:`messages` has them then.
 
-        When it fails, or is cancelled, what it received is visible again at once, and the session is over.
+        If it fails, or is cancelled, the received messages are visible again at once, and the session is over.
 
         Raises:
             SqsError: The queue cannot be used.
@@ -247,33 +248,33 @@ class LeaseSession:
             self._refused.append(event)
         if self._listener is not None:
             self._listener.tell(event)
-        elif not isinstance(event, Settled):  # of those that were refused an error tells
+        elif not isinstance(event, Settled):  # an error names the refused ones
             self._lease_log.happened(event)
 
     def begin_all(self, settlements: Sequence[Mapping[Receipt, Settlement]]) -> None:
         """Begin to settle messages that :meth:`decide` took in."""
         if not self._closed:
-            # As decided, not as asked last: several decisions about one message may come by one wake of the loop.
+            # As first decided, not as last requested: the loop may wake once for several decisions about one message.
             together = {receipt: self._decided[receipt] for each in settlements for receipt in each}
             self.batch.begin(together, within_seconds=GATHERED_SECONDS)
 
     async def flush(self) -> None:
-        """Wait until all that was settled within the block is confirmed.
+        """Wait until all settlements within the block are confirmed.
 
         On a FIFO queue this does not wait for a message that waits for an earlier one of its group.
         """
         await self.batch.settle(self._decided)
 
     async def finish(self, settlements: Mapping[Receipt, Settlement], *, within: float | None = None) -> None:
-        """Settle what is left at the end of the block, and close.
+        """Settle the remaining messages at the end of the block, and close.
 
         Args:
-            settlements: What :meth:`last_settlements` returned.
+            settlements: The result of :meth:`last_settlements`.
             within: How many seconds to wait for the outcomes; None waits for all. If this is cancelled, it goes on for
                 :data:`GIVE_BACK_SECONDS` at most.
         """
         try:
-            # With those that were settled before and wait for their turn within their group.
+            # Together with earlier settlements that wait for their turn within their group.
             self.decide(settlements)
             await self._settle_within(self._decided, within)
         finally:
@@ -283,7 +284,7 @@ class LeaseSession:
         """Settle some messages and those that were settled before, pass the others on, and close.
 
         Args:
-            settlements: What becomes of some messages.
+            settlements: The settlement of some messages.
             seconds: See :meth:`Batch.pass_on <sqs_lease.keeper.batch.Batch.pass_on>`.
         """
         try:
@@ -294,7 +295,7 @@ class LeaseSession:
             await to_its_end(self._close())
 
     async def give_back(self) -> None:
-        """Make visible again what is held and was not settled, and close. It does nothing when that was done before."""
+        """Make the messages that are held and not settled visible again, and close. A second call does nothing."""
         if self._closed:
             return
         try:
@@ -305,7 +306,7 @@ class LeaseSession:
             await to_its_end(self._close())
 
     async def give_back_dropped(self) -> None:
-        """Give back the messages of a lease that nothing refers to, and log it."""
+        """Give back the messages of a lease that no object refers to, and log it."""
         await self.give_back()
         logger.warning("A lease of %s was dropped before its block ended: its messages were given back", self.queue)
 
@@ -348,22 +349,22 @@ class LeaseSession:
     # In the caller's thread
 
     def decide(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        """Take in what becomes of some messages. Those that were settled before stay so."""
+        """Take in the settlements of some messages. An earlier settlement of a message stays."""
         for receipt, settlement in settlements.items():
             self._decided.setdefault(receipt, settlement)
 
     def raise_refused(self) -> None:
-        """Raise what the service refused since the last call of this.
+        """Raise an error for the settlements that the service refused since the last call.
 
         Raises:
-            SettlementError: It refused to settle some of them as asked.
+            SettlementError: It refused to settle some messages as requested.
         """
         if (error := self._refusal()) is not None:
             self._raised.append(error)
             raise error
 
     def report(self) -> LeaseReport:
-        """Counts so far; after the end, each message is in one count by its outcome."""
+        """Return the counts so far; after the end, each message is in one count by its outcome."""
         report = self.batch.report()
         if not self._unconfirmed:
             return report
@@ -374,13 +375,13 @@ class LeaseSession:
     def failing(
         self, messages: Iterable[Message], reasons: Mapping[str, str] | str, errors: Sequence[str] = ()
     ) -> dict[Receipt, Settlement]:
-        """What the failure rule makes of messages; a rule that fails makes it a plain release.
+        """Return the settlements of messages by the failure rule; a release at once if the rule raises.
 
         The rule runs in the caller's thread, where it may block: the leases are extended meanwhile.
 
         Args:
             messages: The messages.
-            reasons: Why they failed: for all, or by message id.
+            reasons: The reason for the failure: one for all, or one per message id.
             errors: The classes of the exception that failed them.
         """
         if isinstance(reasons, str):
@@ -391,10 +392,10 @@ class LeaseSession:
         return settlements
 
     def last_settlements(self, error: BaseException | None) -> dict[Receipt, Settlement]:
-        """What becomes of the messages that the block leaves, by how it ended: see the module's table.
+        """Return the settlements of the messages that the block left, by how it ended: see the module's table.
 
         Args:
-            error: What the block raised; None if it ended well.
+            error: The exception that the block raised; None if it ended well.
         """
         self._error_type = None if error is None else type(error).__qualname__
         left = [message for message in self.messages if message.receipt not in self._decided]
@@ -411,14 +412,14 @@ class LeaseSession:
         return {**dict.fromkeys(receipts, Delete()), **failing}
 
     def end_failed(self, failure: BaseException) -> None:
-        """Note what kept the end of the block from settling, for the span."""
+        """Note the failure of the settling at the end of the block, for the span."""
         self._error_type = self._error_type or type(failure).__qualname__
 
     def conclude(self, error: BaseException | None) -> None:
-        """Tell what was not as asked, after :meth:`finish`.
+        """Tell the user of problems, after :meth:`finish`.
 
         Args:
-            error: What the block raised; it gets notes.
+            error: The exception that the block raised, to which notes are added; None if it ended well.
 
         Raises:
             SettlementError: The block ended well, and the service refused settlements.
@@ -438,7 +439,7 @@ class LeaseSession:
                 logger.warning("%s", problem)
 
     def problems(self) -> list[Exception]:
-        """Return what was not as asked and was not told yet, after :meth:`finish`, as the errors that tell of it.
+        """Return the errors that the user was not told of yet, after :meth:`finish`.
 
         Lost leases are logged instead, unless the user asked for an error.
         """
@@ -453,11 +454,11 @@ class LeaseSession:
         return problems
 
     def is_decided(self, receipt: Receipt) -> bool:
-        """Whether it was said within the block what becomes of a message."""
+        """Return whether a message was settled within the block."""
         return receipt in self._decided
 
     def still_held(self, receipt: Receipt) -> bool:
-        """Whether a message is certainly ours; what was settled, or is about to be, is not."""
+        """Return whether a message is certainly ours; one that was settled, or is about to be, is not."""
         return receipt not in self._decided and self.batch.still_held(receipt)
 
     @property
@@ -466,21 +467,21 @@ class LeaseSession:
         return self._listener is not None
 
     def end_span(self) -> None:
-        """End the span, where the event loop died before it could; after the loop has ended."""
+        """End the span if the event loop died before it could; call it after the loop has ended."""
         if self._batch is not None:
             self._span.end_now(self.report(), self._error_type)
 
     def end_listening(self, *, waits: bool = True) -> None:
-        """Tell the user's listener nothing new.
+        """Stop passing new events to the user's listener.
 
         Args:
-            waits: Whether to wait until it was told of the rest, for :data:`LISTENER_SECONDS` at most.
+            waits: Whether to wait until it has had the earlier events, for :data:`LISTENER_SECONDS` at most.
         """
         if self._listener is not None:
             self._listener.end(LISTENER_SECONDS if waits else 0.0)
 
     def _refusal(self) -> SettlementError | None:
-        """The error for settlements that were not carried out, without those that an earlier error named."""
+        """Return the error for settlements that were not carried out, without those that an earlier error named."""
         refused: dict[str, str] = {}
         while self._refused:
             settled = self._refused.popleft()
@@ -498,7 +499,7 @@ class LeaseSession:
 
 
 class ReceivedMessages:
-    """Messages that were received together, in that order: what all kinds of batches share."""
+    """Messages that were received together, in that order: the base of all kinds of batches."""
 
     def __init__(self, messages: Sequence[Message], queue_url: str) -> None:
         self._messages = tuple(messages)
@@ -526,7 +527,7 @@ class ReceivedMessages:
 
 
 class SessionMessages(ReceivedMessages):
-    """The messages of one session: what blocking and asynchronous batches share."""
+    """The messages of one session: the base of blocking and asynchronous batches."""
 
     def __init__(self, session: LeaseSession) -> None:
         super().__init__(session.messages, session.batch.queue_url)
@@ -554,7 +555,7 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled() and (failure := task.exception()) is not None:
-            logger.error("What a cancellation waited for failed", exc_info=failure)
+            logger.error("A task failed that ran on after a cancellation", exc_info=failure)
         raise cancelled
     return task.result()
 
@@ -564,13 +565,13 @@ async def _at_most(work: asyncio.Task[Any], seconds: float) -> None:
 
 
 def ended(queue: str) -> RuntimeError:
-    """The error for settling messages after the end of their block."""
+    """Make the error for settling messages after the end of their block."""
     return RuntimeError(
         f"The block of this lease of {queue} has ended, and its messages were settled then: settle them within it"
     )
 
 
 def _named(ids: Sequence[str]) -> str:
-    """The ids of some messages; only the first ones if there are many."""
+    """Return the ids of some messages as a text; only the first ones if there are many."""
     shown = ", ".join(ids[:_NAMED_MESSAGES])
     return shown if len(ids) <= _NAMED_MESSAGES else f"{shown} and {len(ids) - _NAMED_MESSAGES} more"

@@ -1,8 +1,9 @@
-"""What leases publish through OpenTelemetry: metrics of every keeper, and a span for each lease.
+"""Metrics of every keeper, and a span for each lease, published through OpenTelemetry.
 
 A program that publishes has imported OpenTelemetry before its first lease, and configured it. In other programs
-nothing is published, and OpenTelemetry is not even imported. If a program's provider or exporter raises, leases go on;
-and also while one blocks that begins or ends a span: an exporter without a queue of its own calls its collector then.
+nothing is published, and OpenTelemetry is not even imported. Leases are extended also if a program's provider or
+exporter raises, or blocks at the beginning or the end of a span: an exporter without a queue of its own calls its
+collector then.
 
 Metrics, each with ``messaging.system`` (``aws_sqs``) and ``messaging.destination.name`` (the queue's name):
 
@@ -20,8 +21,8 @@ link to the trace of each message's producer: W3C trace context in the message a
 conventions for messaging, and ``sqs_lease.<outcome>`` with the count of each outcome. Receipt handles and bodies are in
 none of it.
 
-A lease that one process begins and another one ends has one span as well. Nothing of a span can be kept for the next
-holder but plain values, so it is made when the lease ends (:func:`publish_span`): of what was written down when the
+A lease that one process begins and another one ends has one span as well. Only plain values can be passed to the next
+holder, so the span is made when the lease ends (:func:`publish_span`): from the values that were written down when the
 lease was handed on (:func:`trace_of`), with the time of the first receive as its start.
 """
 
@@ -52,7 +53,7 @@ NAME: Final = "sqs_lease"
 """The instrumentation scope of all that is published."""
 
 MOST_LINKS: Final = 128
-"""Most links of a span; what OpenTelemetry keeps by default (OTEL_SPAN_LINK_COUNT_LIMIT)."""
+"""Most links of a span; OpenTelemetry keeps as many by default (OTEL_SPAN_LINK_COUNT_LIMIT)."""
 
 RELEASE_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of the buckets of ``sqs_lease.release_latency``: OpenTelemetry's own begin at 5, for milliseconds."""
@@ -80,7 +81,7 @@ def open_telemetry_meter() -> Meter:
 
 
 class _OpenTelemetryMeter:
-    """Counts through OpenTelemetry."""
+    """A meter that counts through OpenTelemetry."""
 
     def __init__(self) -> None:
         from opentelemetry import metrics
@@ -148,7 +149,7 @@ def traceparent_here() -> str:
 
 
 async def trace_of(messages: Sequence[Message], received_in: str) -> dict[str, Any]:
-    """Return what :func:`publish_span` needs to know of the receive, as plain values.
+    """Return the values of the receive that :func:`publish_span` needs, as plain values.
 
     Args:
         messages: The messages that were received.
@@ -171,7 +172,7 @@ async def publish_span(
 
     Args:
         queue_url: The queue.
-        trace_of_receive: What :func:`trace_of` returned.
+        trace_of_receive: The result of :func:`trace_of`.
         received_at: When the first of the messages was received, in seconds since the epoch.
         counts: ``received``, ``extensions`` and each outcome, such as ``dead_lettered``, with how many messages.
     """
@@ -183,7 +184,7 @@ async def publish_span(
 class LeaseSpan:
     """The span of one lease; nothing if the program does not use OpenTelemetry, or no message came.
 
-    It is a child of the span that is current where this is made. Its methods never raise. Those that are no coroutines
+    It is a child of the span that is current where this is made. Its methods never raise. Those that are not coroutines
     may be called from any thread.
     """
 
@@ -192,7 +193,7 @@ class LeaseSpan:
         self._span: Span | None = None
 
     async def begin(self, queue_url: str, messages: Sequence[Message], received_at: float) -> None:
-        """Begin the span, beside the event loop. Who calls this must not be cancelled: the span would not end.
+        """Begin the span, beside the event loop. The caller must not be cancelled: the span would not end.
 
         Args:
             queue_url: The queue.
@@ -207,15 +208,15 @@ class LeaseSpan:
         """Make it the current span of this thread or task, so that spans of the work become its children.
 
         Returns:
-            What :meth:`leave` takes. It leads to all that the program's context leads to, so it is not kept here.
+            A value for :meth:`leave`. It refers to the program's whole context, so it is not kept here.
         """
         span = self._span
         return None if span is None else _safely(lambda: _attached(span))
 
     def leave(self, entered: object) -> None:
-        """End what :meth:`enter` began, if this is still the same thread or task.
+        """Undo :meth:`enter`, if this is still the same thread or task.
 
-        Where a lease that was entered later is open still, that one stays current, and ends this one's part, too.
+        If a lease that was entered later is still open, its span stays current, and its end undoes this one, too.
         """
         if isinstance(entered, _Entered):
             _safely(lambda: _detach(entered))
@@ -224,15 +225,16 @@ class LeaseSpan:
         """End the span, beside the event loop.
 
         Args:
-            report: What became of the messages.
-            error_type: The class of what the work raised; None if it ended well. An exception's text may quote a body.
+            report: The counts of the messages.
+            error_type: The class of the exception that the work raised, without its text, which may quote a body; None
+                if it ended well.
         """
         span, self._span = self._span, None
         if span is not None:
             await _beside(lambda: _finish(span, _counts(report), error_type))
 
     def end_now(self, report: LeaseReport, error_type: str | None) -> None:
-        """End the span here, if it has not ended yet: where the event loop died before it could."""
+        """End the span here, if it has not ended yet because the event loop died before that."""
         span, self._span = self._span, None
         if span is not None:
             _safely(lambda: _finish(span, _counts(report), error_type))
@@ -300,7 +302,7 @@ def _publish(
 
 
 def _plain_links(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """The spans that sent the messages, as W3C trace context, each with the id of a message."""
+    """Return the spans that sent the messages, as W3C trace context, each with the id of a message."""
     return [
         (
             f"00-{link.context.trace_id:032x}-{link.context.span_id:016x}-{link.context.trace_flags:02x}",
@@ -344,7 +346,7 @@ def _detach(entered: _Entered) -> None:
     from opentelemetry import context
 
     entered.is_left = True
-    # A suspended generator may be closed in another context, which this span never was current in.
+    # A suspended generator may be closed in another context, in which this span was never current.
     if context.get_value(_ENTERED) is not entered or entered.token is None:
         return
     context.detach(entered.token)
@@ -373,7 +375,7 @@ def _finish(span: Span, counts: Mapping[Outcome, int], error_type: str | None) -
 
 
 def _links(messages: Iterable[Message]) -> Iterable[Link]:
-    """Links to the spans that sent the messages, each span once."""
+    """Return links to the spans that sent the messages, each span once."""
     from opentelemetry.trace import Link, get_current_span
 
     seen = set()
@@ -388,7 +390,7 @@ def _links(messages: Iterable[Message]) -> Iterable[Link]:
 
 
 def _producer(message: Message) -> Context:
-    """The context that a message was sent in; an empty one if it says nothing of it that can be read."""
+    """Return the context in which a message was sent; an empty one if the message names none that can be read."""
     from opentelemetry.context import Context
     from opentelemetry.trace import (
         NonRecordingSpan,
@@ -442,5 +444,5 @@ def _safely(act: Callable[[], _T]) -> _T | None:
 
 
 async def _beside(act: Callable[[], _T]) -> _T | None:
-    """As :func:`_safely`, in a thread: while OpenTelemetry blocks, the event loop extends leases."""
+    """Call OpenTelemetry as :func:`_safely` does, in a thread: while it blocks, the event loop extends leases."""
     return await DaemonThreads(1, "sqs-lease OpenTelemetry").run(_safely, act)

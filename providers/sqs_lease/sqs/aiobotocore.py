@@ -31,7 +31,7 @@ class AiobotocoreTransport(ClientTransport):
 
     def __init__(self, client: SQSClient | ClientMaker | Callable[[], ClientMaker]) -> None:
         super().__init__()
-        self._given = cast("Any", client)  # the stubs do not know all of it
+        self._given = cast("Any", client)  # the stubs lack some of its attributes
         self._entered: Any = None
 
     async def _open(self) -> Any:

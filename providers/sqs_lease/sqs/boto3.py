@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that a thread makes, and how it ended."""
+    """A call that a thread makes, and its result."""
 
     answer: asyncio.Future[Mapping[str, Any]]
     free: Callable[[], None]
@@ -33,8 +33,8 @@ class Boto3Transport(ClientTransport):
     """A :class:`sqs_lease.sqs.transport.Transport` for synchronous hosts; it needs nothing but boto3.
 
     A call that is cancelled, or whose answer takes too long, goes on in its thread and keeps its connection until the
-    client's own timeouts end it. Nobody sees what a receive brings then; those messages stay invisible until their
-    visibility timeout ends.
+    client's own timeouts end it. The messages of such a receive are dropped; they stay invisible until their visibility
+    timeout ends.
 
     Args:
         client: ``boto3.client("sqs", config=client_config())``, ready for use. The transport owns it: it shortens the
@@ -43,12 +43,12 @@ class Boto3Transport(ClientTransport):
 
     def __init__(self, client: SQSClient) -> None:
         super().__init__()
-        self._given = cast("Any", client)  # the stubs do not know all of it
+        self._given = cast("Any", client)  # the stubs lack some of its attributes
         # One thread for each connection, started when it is needed. The capacity decides which call goes next, so no
         # call ever waits in the pool's own queue.
         connections: int = self._given.meta.config.max_pool_connections
-        # Not those of a ThreadPoolExecutor: they take no more calls once the main thread has ended, and a lease in a
-        # thread that lives longer would never come to its end.
+        # Not a ThreadPoolExecutor: it takes no more calls once the main thread has ended, and a lease in a thread that
+        # lives longer would never end.
         self._threads = DaemonThreads(max(connections, 2), "sqs-lease")
         self._ended: Inbox[_Call] | None = None  # of the loop that it works in
 
@@ -89,13 +89,13 @@ class Boto3Transport(ClientTransport):
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    # The call may outlive the loop: then the connection is of use to no call.
+    # The call may outlive the loop: then no other call needs the connection.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
 
 def _tell_all(calls: Sequence[_Call]) -> None:
-    """Tell those who wait for calls that have ended."""
+    """Pass the results of ended calls to those that await them."""
     for call in calls:
         call.free()
         if call.answer.cancelled():
@@ -107,7 +107,7 @@ def _tell_all(calls: Sequence[_Call]) -> None:
 
 
 def _limit_read_time(model: Any, context: dict[str, Any], **_: Any) -> None:
-    """Let no thread wait for an answer that the transport no longer waits for; botocore reads this key for each call.
+    """Shorten a thread's wait for an answer to that of the transport; botocore reads this key for each call.
 
     Releases of botocore before 1.43.68 ignore it: there the client's own read timeout applies.
     """

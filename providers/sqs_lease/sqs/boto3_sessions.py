@@ -1,4 +1,4 @@
-"""Makes sessions of boto3 that cost little to begin with: each ``with lease(...)`` makes one, and a client.
+"""Sessions of boto3 that are cheap to make: each ``with lease(...)`` makes one, and a client.
 
 - A usual session takes 80 ms of processor time to read the description of its service and of AWS's regions. The
   sessions of a process with the same data path have one loader, like the clients of one session.
@@ -60,21 +60,21 @@ def sqs_session() -> Session:
 
 
 _SERVICES: Final = ("", "*", "sqs", "sts", "sso", "sso-oidc", "signin")
-"""SQS, and those that credentials come from. Handlers for all services name none, or a star."""
+"""SQS, and the services that give credentials. Handlers for all services have an empty name, or a star."""
 
 
 @cache
 def _sqs_handlers() -> HierarchicalEmitter:
-    """Those of botocore's own handlers that a client of SQS needs: functions, which know no session.
+    """Return those of botocore's own handlers that a client of SQS needs: functions without a session.
 
-    Only copies of it get into sessions, so it is never changed.
+    Only copies of it get into sessions, so it never changes.
     """
     from botocore.handlers import BUILTIN_HANDLERS, REGISTER_FIRST, REGISTER_LAST
     from botocore.hooks import HierarchicalEmitter
     from botocore.session import Session
 
     emitter = HierarchicalEmitter()
-    # Only those that are needed are put in: what is taken out again leaves its empty place, which every copy copies.
+    # Register only the handlers needed: one that is removed again leaves an empty place, which every copy copies.
     events = Session(event_hooks=emitter, include_builtin_handlers=False).get_component("event_emitter")
     registers = {REGISTER_FIRST: events.register_first, REGISTER_LAST: events.register_last}
     for event, handler, *place in BUILTIN_HANDLERS:
@@ -87,10 +87,10 @@ def _sqs_handlers() -> HierarchicalEmitter:
 
 @cache
 def _loader(data_path: str | None) -> Loader:
-    """The loader of all sessions with this data path (``AWS_DATA_PATH``).
+    """Return the loader of all sessions with this data path (``AWS_DATA_PATH``).
 
-    What it has read is never changed. Threads that make their first clients at once may read a file each; it has no
-    lock, so a process may fork meanwhile.
+    The data that it has read never change. Threads that make their first clients at once may read a file each; it has
+    no lock, so a process may fork meanwhile.
     """
     from botocore.loaders import create_loader
 

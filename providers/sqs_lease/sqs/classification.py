@@ -1,18 +1,18 @@
-"""What an error of SQS, botocore or the network means: by code and text, as an exception or as a lease's verdict.
+"""The meaning of errors of SQS, botocore or the network: by code and text, as an exception or as a lease's verdict.
 
 Two questions are answered here. :func:`entry_verdict`: what does the error of one entry mean for its lease?
 :func:`error_from_code` and :func:`error_from_exception`: which :class:`SqsError` is a call that failed as a whole?
 
-Each answer says whether the call was carried out. It is *certainly not* where the service turned the call away
+Each answer says whether the call was carried out. It was *certainly not* if the service turned the call away
 before it began (503, throttling) or the request was never sent (no connection, no credentials). It *may have been*
-where the answer is missing or useless (500, 502, 504, a time-out, a torn connection). In doubt it may have been: an
+if the answer is missing or useless (500, 502, 504, a time-out, a torn connection). In doubt it may have been: an
 extension, a receive or a delete may be repeated in either case, but a release that was carried out and is repeated
 can end the lease of the next consumer.
 
 SQS speaks AWS JSON with errors named like shapes (``QueueDoesNotExist``). The header ``x-amzn-query-error`` adds the
 older query protocol's name (``AWS.SimpleQueueService.NonExistentQueue``), and botocore prefers that one in
 ``response["Error"]["Code"]``. Other services of AWS add ``Exception`` or a namespace. All of these spellings are
-brought to one before the tables are asked.
+reduced to one before the look-up in the tables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sqs_lease.sqs.errors import (
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """An exception, what happened, and the remedy, in which ``{action}`` stands for the IAM action."""
+    """An exception, the event in words, and the remedy, in which ``{action}`` stands for the IAM action."""
 
     error: type[SqsError]
     happened: str
@@ -151,7 +151,7 @@ _CONFIGURATION: Final = _Meaning(
 )
 _FOREIGN: Final = _Meaning(
     ForeignAnswerError,
-    "what came back is not SQS's",
+    "the answer is not from SQS",
     "Try again; if it persists, check the client's endpoint URL, its proxy (HTTPS_PROXY, NO_PROXY), and whether the "
     "network asks for a login.",
 )
@@ -252,7 +252,7 @@ _BY_EXCEPTION: Final[dict[str, _Meaning]] = {
         ),
         _NO_CREDENTIALS,
     ),
-    # Of the sources of credentials: the request to SQS was not even signed.
+    # Errors of the sources of credentials: the request to SQS was not even signed.
     **dict.fromkeys(
         ("CredentialRetrievalError", "MetadataRetrievalError", "TokenRetrievalError"), _CREDENTIALS_UNAVAILABLE
     ),
@@ -305,7 +305,7 @@ _BY_EXCEPTION: Final[dict[str, _Meaning]] = {
     "BotoCoreError": _INVALID,
 }
 
-# What urllib3, aiohttp and httpx raise while they make a connection, before anything of the request was sent.
+# The exceptions of urllib3, aiohttp and httpx while they make a connection, before they send any of the request.
 _NOT_CONNECTED: Final = frozenset(
     {
         # urllib3
@@ -339,7 +339,7 @@ _LONG_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_-]{100,}")
 
 
 def plain_code(code: str) -> str:
-    """An error code without protocol, namespace and suffix.
+    """Return an error code without protocol, namespace and suffix.
 
     ``AWS.SimpleQueueService.NonExistentQueue`` -> ``NonExistentQueue``, ``com.amazonaws.sqs#OverLimit`` ->
     ``OverLimit``, ``ThrottlingException`` -> ``Throttling``, ``KMS.DisabledException`` -> ``KmsDisabled``.
@@ -349,13 +349,12 @@ def plain_code(code: str) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text of the service without what must not be logged.
+    """Return a text of the service without secrets, which must not be logged.
 
     Args:
         text: The text; ``InvalidParameterValue`` quotes the value, which may be a whole receipt handle.
         secrets: Receipt handles and bodies that the call carried. They, and other unbroken strings of 100
-            characters and more, are replaced by an ellipsis. What is said after many characters is left out: it is
-            the page of a proxy.
+            characters and more, are replaced by an ellipsis. A very long text is cut: it is the page of a proxy.
     """
     for secret in secrets:
         if secret:
@@ -365,13 +364,13 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def entry_verdict(code: str, text: str, *, sender_fault: bool | None = None) -> Verdict:
-    """What the error of one entry of ``ChangeMessageVisibilityBatch`` or ``DeleteMessageBatch`` means for its lease.
+    """Return the meaning, for its lease, of the error of one entry of a batch call (change of visibility, or delete).
 
     Args:
         code: The error code in any spelling.
         text: The service's text: ``InvalidParameterValue`` stands for a lost lease, for the 12-hour limit
             and for a malformed request.
-        sender_fault: The entry's ``SenderFault``; decides only about codes that are not known.
+        sender_fault: The entry's ``SenderFault``; decides only for unknown codes.
     """
     plain = plain_code(code)
     lowered = text.lower()
@@ -411,7 +410,7 @@ def error_from_exception(
     """Return the exception for a call in which a client of botocore or aiobotocore raised ``error``.
 
     Args:
-        error: What the client raised.
+        error: The exception that the client raised.
         operation: The API operation that was called, e.g. ``ReceiveMessage``; None while the client was made.
         queue: The queue's URL, or what the caller gave for it; empty if no queue is known yet.
         secrets: See :func:`redacted`.
@@ -428,7 +427,7 @@ def error_from_exception(
         refused = error_from_code(code, text, operation=called, queue=queue, status=status, secrets=secrets)
         if called == operation or refused.verdict is Verdict.THROTTLED:
             return refused
-        # The client calls other services for its credentials, e.g. STS's AssumeRole: SQS heard nothing of this call.
+        # The client calls other services for its credentials, e.g. STS's AssumeRole: no call reached SQS.
         meaning = _CREDENTIALS_UNAVAILABLE
         if refused.verdict is Verdict.REFUSED:
             meaning = _Meaning(
@@ -450,12 +449,12 @@ def error_from_foreign_answer(
 ) -> SqsError:
     """Return the exception for a call whose answer is not SQS's: a page of a proxy or a login portal, a redirect.
 
-    One such answer says nothing about the next, so the error may pass. What wrote it may have passed the call on to SQS
-    before, as a proxy does that looks into answers; with a few statuses it says that it did not.
+    The next answer may be a good one, so the error may pass. The sender of the answer may have passed the call on to
+    SQS before, as a proxy does that inspects answers; a few statuses mean that it did not.
 
     Args:
         status: The HTTP status.
-        text: The answer's text, or what is wrong with it.
+        text: The answer's text, or the problem with it.
         operation: The API operation, e.g. ``ReceiveMessage``.
         queue: The queue's URL, or what the caller gave for it.
         secrets: See :func:`redacted`.
@@ -473,7 +472,7 @@ def error_from_foreign_answer(
 
 @contextmanager
 def translate_client_errors(queue: str) -> Iterator[None]:
-    """Turn what botocore raises while a client is made into errors that name the queue and the remedy.
+    """Turn botocore's exceptions while a client is made into errors that name the queue and the remedy.
 
     Args:
         queue: The queue's URL, name or ARN; empty if no queue is known yet.
@@ -502,16 +501,16 @@ def _meaning_of_exception(error: Exception) -> _Meaning:
 
 
 def _may_have_been_sent(error: Exception) -> bool:
-    """Whether an error about a connection leaves open that the request was sent over it.
+    """Return whether the request may have been sent, in spite of an error about its connection.
 
     The names of botocore's exceptions do not tell. aiobotocore raises ``EndpointConnectionError`` also for a connection
-    that was reset while it waited for the answer, and botocore ``ProxyConnectionError`` for one that a proxy tore. The
-    exception of the HTTP library, which botocore keeps, tells.
+    that was reset while it waited for the answer, and botocore ``ProxyConnectionError`` for one that a proxy closed.
+    The exception of the HTTP library, which botocore keeps, tells.
     """
     cause = getattr(error, "kwargs", {}).get("error")
     if cause is None:
         return False
-    # urllib3 wraps what happened on the way to a proxy once more.
+    # urllib3 wraps errors on the way to a proxy once more.
     cause = getattr(cause, "original_error", cause)
     # The proxy refused to make a tunnel: urllib3 has no exception class for that.
     refused_tunnel = type(cause) is OSError and str(cause).startswith("Tunnel connection failed")
@@ -519,18 +518,18 @@ def _may_have_been_sent(error: Exception) -> bool:
 
 
 _UNUSABLE_URL: Final = ("Invalid endpoint", "Invalid IPv6 URL", "Port out of range", "Port could not be cast")
-"""How the texts of botocore and :mod:`urllib.parse` begin."""
+"""The beginnings of the error texts of botocore and :mod:`urllib.parse`."""
 
 
 def _is_stale_refresh(error: Exception) -> bool:
-    """Whether refreshed credentials had already expired; botocore has no exception class for that."""
+    """Return whether refreshed credentials had already expired; botocore has no exception class for that."""
     return type(error) is RuntimeError and "refreshed credentials are still expired" in str(error)
 
 
 def _is_invalid_endpoint(error: Exception) -> bool:
-    """Whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that.
+    """Return whether an endpoint URL cannot be used, e.g. without a scheme; botocore has no exception class for that.
 
-    It notices some of them when a client is made, and leaves others to the first call and to the standard library.
+    botocore notices some of them when a client is made; others fail at the first call, in the standard library.
     """
     if type(error) is ValueError:
         return str(error).startswith(_UNUSABLE_URL)
@@ -558,10 +557,10 @@ def _meaning_of_status(status: int | None) -> _Meaning:
 
 
 def _meaning_of_foreign_status(status: int) -> _Meaning:
-    # A proxy asks for a password (407), or a network for a login (511), before it passes anything on.
+    # A proxy asks for a password (407), or a network for a login (511), before it passes a call on.
     if status in {407, 511}:
         return _NOT_LET_THROUGH
-    # Those that say the same whoever sends them: load balancers and gateways have pages of their own for these.
+    # These mean the same from every sender: load balancers and gateways have pages of their own for them.
     if status in {408, 429} or status >= 500:
         return _meaning_of_status(status)
     return _FOREIGN
@@ -570,7 +569,7 @@ def _meaning_of_foreign_status(status: int) -> _Meaning:
 def _error(meaning: _Meaning, *, operation: str | None, queue: str, code: str, text: str) -> SqsError:
     subject = f"queue {queue}" if queue else "SQS"
     done = f"The client for {subject}" if operation is None else f"{operation} on {subject}"
-    # IAM has no actions for calls with several entries: that of the call with one allows them.
+    # IAM has no actions for batch calls: the action of the call with one entry allows them.
     remedy = meaning.remedy.format(action=(operation or "").removesuffix("Batch"))
     said = f"{code}: {text}" if code and text else code or text
     message = f"{done}: {meaning.happened}. {remedy} [{said}]"

@@ -1,4 +1,4 @@
-"""Makes a boto3 client for SQS from the few settings that say how a deployment reaches AWS.
+"""Boto3 clients for SQS, made from the few settings by which a deployment reaches AWS.
 
 The client is configured as the transports need it: no retries inside botocore, short time-outs, enough connections.
 """
@@ -29,7 +29,7 @@ DEFAULT_CONNECTIONS: Final = 64
 """Half for long polls, half for all other calls: a keeper makes at most 32 calls to one queue at once."""
 
 ANSWER_SECONDS: Final = 10.0
-"""How long to wait for an answer, after the wait of a long poll; after that the answer counts as lost."""
+"""How long to wait for an answer, beyond the wait of a long poll; after that the answer counts as lost."""
 
 _CONNECT_SECONDS: Final = 5.0
 
@@ -72,7 +72,7 @@ _METHOD: Final = "sqs-lease-assume-role"
 
 @dataclass(frozen=True, slots=True)
 class AwsAccess:
-    """How to reach AWS. For a setting that is None, boto3 looks in the environment, its files and the instance's role.
+    """The access to AWS. For a setting that is None, boto3 looks in the environment, its files and the instance's role.
 
     Attributes:
         region_name: The region.
@@ -80,9 +80,9 @@ class AwsAccess:
         profile_name: A profile of the AWS configuration files.
         role_arn: A role to assume with the credentials that boto3 finds. The client assumes it again before its
             credentials expire, so a lease can outlast them.
-        role_session_name: What CloudTrail calls those sessions.
-        use_ssl: Whether to use TLS where ``endpoint_url`` does not say so.
-        verify: Whether, or by which file of certificates, TLS is verified; None for boto3's usual.
+        role_session_name: The name of those sessions in CloudTrail.
+        use_ssl: Whether to use TLS if ``endpoint_url`` has no scheme.
+        verify: Whether to verify TLS, or the file of certificates to verify it with; None for boto3's default.
     """
 
     region_name: str | None = None
@@ -98,8 +98,8 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
     """Make a client with the configuration of :func:`client_config`, without a call to SQS.
 
     Args:
-        access: How to reach AWS; by default as boto3 finds out.
-        queue: The queue that the client is for: its name, ARN or URL. Where neither ``access`` nor boto3 names a
+        access: The access to AWS; boto3's defaults if not given.
+        queue: The queue that the client is for: its name, ARN or URL. If neither ``access`` nor boto3 names a
             region, the ARN or URL does. Errors name the queue.
 
     Raises:
@@ -117,7 +117,7 @@ def make_client(access: AwsAccess | None = None, *, queue: str | None = None) ->
             if queue_region is None:
                 raise NoRegionError
             session = boto3_session(source=sqs_session(), profile_name=access.profile_name, region_name=queue_region)
-        # botocore would notice with the first call only.
+        # Without this check the first call would fail.
         if session.get_credentials() is None:
             raise NoCredentialsError
         if access.role_arn is not None:
@@ -143,7 +143,7 @@ def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session
         DeferredRefreshableCredentials,
     )
 
-    # The stubs know no client of a service that is named at run time.
+    # The stubs lack clients of services named at run time.
     create_client: Any = partial(source.client, verify=access.verify)
 
     class Role(CredentialProvider):

@@ -1,4 +1,4 @@
-"""What the transports over AWS clients share: the whole protocol except the line that calls the client.
+"""The base of the transports over AWS clients: the whole protocol except the line that calls the client.
 
 Capacity: half of the client's connections is for long polls, half for all other calls. A long poll occupies a
 connection for up to 20 s. Without the split, polls would delay extensions until leases end.
@@ -45,7 +45,7 @@ from sqs_lease.sqs.validation import (
 logger = logging.getLogger(__name__)
 
 READ_ATTEMPTS: Final = 3
-"""How often a call that only reads is made before its failure is raised; only for failures that may pass."""
+"""Most tries of a call that only reads, before its failure is raised; only for failures that may pass."""
 
 _READ_PAUSE_SECONDS: Final = 0.5
 
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many calls the client may make at once: long polls, and all others."""
+    """The number of calls that the client may make at once: long polls, and all others."""
 
     polls: asyncio.Semaphore
     calls: asyncio.Semaphore
@@ -94,11 +94,11 @@ class ClientTransport(ABC):
         Args:
             method: The client's method.
             parameters: Its keyword arguments.
-            free: To be called once, in the event loop, when the call has freed its connection. A cancelled call that
-                goes on in a thread does that later.
+            free: Call it once, in the event loop, when the call has freed its connection. A cancelled call that goes on
+                in a thread does so later.
 
         Raises:
-            Exception: Whatever the client raises.
+            Exception: Any exception of the client.
         """
 
     @abstractmethod
@@ -241,7 +241,7 @@ class ClientTransport(ABC):
 
         async def read() -> list[str]:
             answer = await self._perform("ListDeadLetterSourceQueues", {"QueueUrl": queue_url}, queue_url)
-            # The API writes this key unlike all others.
+            # The API spells this key unlike all others.
             return _read(
                 lambda: list(map(requests.text_of, answer["queueUrls"])), "ListDeadLetterSourceQueues", queue_url
             )
@@ -268,7 +268,7 @@ class ClientTransport(ABC):
         return requests.entry_answers(receipts, answer)
 
     async def _repeated(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Make a call that changes nothing; make it again after a failure that may pass."""
+        """Make a call that only reads; make it again after a failure that may pass."""
         for attempt in range(1, READ_ATTEMPTS):
             try:
                 return await read()
@@ -289,7 +289,7 @@ class ClientTransport(ABC):
         on_sent: Callable[[], None] | None = None,
         secrets: Iterable[str] = (),
     ) -> Mapping[str, Any]:
-        """Make a call once there is a connection for it; what the client raises becomes an ``SqsError``."""
+        """Make a call once there is a connection for it; turn the client's exceptions into ``SqsError``."""
         capacity = await self._opened(queue)
         method = getattr(self._client, self._methods[operation])
         semaphore = capacity.polls if operation == "ReceiveMessage" else capacity.calls
@@ -364,7 +364,7 @@ def check_region(reference: QueueReference, queue: str, region: str) -> None:
 
 
 class _ForeignAnswerError(Exception):
-    """An answer is not in SQS's form: it is of a proxy, a login portal, or another service."""
+    """An error: an answer is not in SQS's form, but of a proxy, a login portal, or another service."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -373,11 +373,11 @@ class _ForeignAnswerError(Exception):
 
 
 _LONGEST_LENGTH: Final = 18
-"""Digits of a length that an answer can have; Python does not even convert thousands of them."""
+"""Most digits of an answer's length; Python refuses to convert thousands of them."""
 
 
 def _check_answer(response_dict: Mapping[str, Any], **_: Any) -> None:
-    """Refuse an answer that is cut short or not SQS's: botocore would read it all the same.
+    """Refuse an answer that is cut short or not SQS's: botocore would accept it.
 
     It would read an answer of status 200 as one without any content, so that a receive whose answer was lost would look
     like one that found no message. And it would read a proxy's page of status 403 as an error of SQS with the code
@@ -404,7 +404,7 @@ _XML_CODE: Final = re.compile(r"<Code>\s*[\w.]+\s*</Code>")
 
 
 def _is_error_of_sqs(headers: Mapping[str, str], body: bytes) -> bool:
-    """Whether an error has a code, as all errors of SQS, and the client can read it.
+    """Return whether an error has a code that the client can read, as all errors of SQS have.
 
     An error of a proxy may be any text in any encoding, some of which botocore fails at.
     """
@@ -428,13 +428,13 @@ _READERS: Final = ("botocore.parsers", "aiobotocore.parsers")
 
 
 def _is_of_reading(error: Exception) -> bool:
-    """Whether the client failed at the content of an answer, such as a list where it takes an object to be."""
+    """Return whether the client failed at the content of an answer, such as a list in place of an object."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") in _READERS for frame, _ in frames)
 
 
 def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
-    """Read an answer of status 200; one that lacks what it must have did not come from SQS."""
+    """Read an answer of status 200; one without a required field did not come from SQS."""
     try:
         return reading()
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

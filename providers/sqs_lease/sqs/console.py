@@ -1,4 +1,4 @@
-"""Where the AWS console shows a queue, for the links that hosts show."""
+"""Addresses of queues in the AWS console, for the links that hosts show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSOLES: Final = {"amazonaws.com.cn": "console.amazonaws.cn"}
 
 
 def console_link(queue_url: str) -> str:
-    """Return where the AWS console shows a queue; nothing for queues that are not on AWS.
+    """Return the address of a queue in the AWS console; an empty one for queues that are not on AWS.
 
     Args:
         queue_url: The queue's URL, as the service gives it.

@@ -16,7 +16,7 @@ CANCELLED: Final = "CANCELLED"
 FAILED: Final = "FAILED"
 
 MAX_LISTED_TASKS: Final = 10
-"""As many move tasks of a queue the service lists at most, the newest first."""
+"""Most move tasks of a queue that the service lists, the newest first."""
 
 MAX_MOVES_PER_SECOND: Final = 500
 """The most messages that the service moves in a second."""
@@ -28,10 +28,10 @@ ALREADY_RUNNING: Final = "already a task running"
 """A part of the text, in lower case, by which the service refuses a second task for a queue."""
 
 UNKNOWN_CALL_CODES: Final = frozenset({"InvalidAction", "UnknownOperation", "UnsupportedOperation"})
-"""How servers other than SQS answer calls about move tasks that they do not have."""
+"""The codes with which servers other than SQS refuse calls about move tasks, if they lack them."""
 
 UNKNOWN_SOURCE: Final = "CouldNotDetermineMessageSource"
-"""Why a task without a destination fails at a message that was sent to the dead-letter queue directly."""
+"""The failure of a task without a destination at a message that was sent to the dead-letter queue directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class MoveTask:
     Attributes:
         status: ``RUNNING``, ``COMPLETED``, ``CANCELLING``, ``CANCELLED`` or ``FAILED``.
         moved: Approximate number of messages moved so far.
-        to_move: Approximate number of messages that there were at the start; None if the service does not say.
-        failure: Why it failed; empty for other statuses.
-        handle: What cancels it; the service gives it while the task runs only, else it is empty.
-        started_at: When it was started, in seconds since the epoch.
+        to_move: Approximate number of messages at the start; None if the service does not say.
+        failure: The reason for its failure; empty for other statuses.
+        handle: The handle to cancel it with; the service gives it only while the task runs, else it is empty.
+        started_at: The time of its start, in seconds since the epoch.
     """
 
     status: str
@@ -56,7 +56,7 @@ class MoveTask:
 
     @property
     def is_active(self) -> bool:
-        """Whether it still keeps another task from being started."""
+        """Whether no other task can be started because of it."""
         return self.status in (RUNNING, CANCELLING)
 
 

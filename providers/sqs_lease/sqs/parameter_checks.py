@@ -1,4 +1,4 @@
-"""botocore's checks of a call's parameters, left out where a transport makes the same three calls all the time.
+"""botocore's checks of a call's parameters, left out for the three calls that a transport makes all the time.
 
 botocore looks at each value of each call: 7 % of the processor time of a call with ten receipts. A client can only be
 made with these checks for all calls or for none. The clients made here are made without them, and check by a handler

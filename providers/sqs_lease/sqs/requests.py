@@ -1,4 +1,4 @@
-"""Builds the requests to SQS and reads its answers, as the dictionaries that AWS clients take and return."""
+"""Requests to SQS and its answers, built and read as the dictionaries that AWS clients take and return."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def queue_url_request(reference: QueueReference) -> Parameters:
 
 
 def queue_attributes_request(queue_url: str) -> Parameters:
-    """Build ``GetQueueAttributes`` for what :class:`QueueAttributes` holds.
+    """Build ``GetQueueAttributes`` for the attributes in :class:`QueueAttributes`.
 
     It leaves out ``FifoQueue``: standard queues refuse that attribute, and the queue's name tells.
     """
@@ -159,7 +159,7 @@ def send_request(
 
 
 def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> list[EntryAnswer]:
-    """Read what the answer of a batch call says of each entry, in the order of ``receipts``.
+    """Read the result of each entry from the answer of a batch call, in the order of ``receipts``.
 
     HTTP 200 can carry failed entries. An entry that the answer does not mention may or may not have been carried
     out: ``TRANSIENT``.
@@ -182,7 +182,7 @@ def entry_answers(receipts: Sequence[Receipt], answer: Mapping[str, Any]) -> lis
 
 
 def _by_id(entries: Sequence[Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The entries of an answer by their ids; what does not have the form of one mentions nothing."""
+    """Return the entries of an answer by their ids, without values that do not have the form of one."""
     by_id: dict[str, Mapping[str, Any]] = {}
     for entry in entries or ():
         if isinstance(entry, dict) and isinstance(entry_id := entry.get("Id"), str):

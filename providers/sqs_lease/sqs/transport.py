@@ -19,7 +19,7 @@ class QueueAttributes:
         visibility_seconds: The visibility timeout of a receive that sets none.
         fifo: Whether the queue is a FIFO queue.
         dead_letter_arn: The ARN of its dead-letter queue; None without a redrive policy.
-        max_receive_count: After how many receives a message moves there; None without a redrive policy.
+        max_receive_count: The number of receives after which a message moves there; None without a redrive policy.
         visible: Approximate number of messages that can be received.
         in_flight: Approximate number of messages in flight.
         delayed: Approximate number of messages whose delay still runs.
@@ -42,9 +42,9 @@ class Transport(Protocol):
     other kind of queue) raises ``ValueError`` before anything is sent. The caller splits its work into batches of ten,
     because it knows what is urgent.
 
-    ``change_visibility`` and ``delete`` never raise for what the service or the network answered: after a failed call
-    each entry has the same verdict. All other methods raise an :class:`sqs_lease.sqs.errors.SqsError`. After a
-    cancelled call nobody knows whether it was carried out.
+    ``change_visibility`` and ``delete`` never raise for errors of the service or the network: after a failed call
+    each entry has the same verdict. All other methods raise an :class:`sqs_lease.sqs.errors.SqsError`. A cancelled call
+    may or may not have been carried out.
     """
 
     async def queue_url(self, queue: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks arguments before anything is sent: each ``ValueError`` says what was given and what is allowed."""
+"""Checks of arguments before a call is sent: each ``ValueError`` names the given value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def check_visibility(seconds: int, doing: str, *, minimum: int = 0) -> None:
 
     Args:
         seconds: The visibility timeout.
-        doing: What the caller does with it, and the queue; the error begins with this.
-        minimum: 1 where the message must stay invisible, 0 (the default) where it may become visible.
+        doing: The caller's action and the queue, such as "receiving from ..."; the error begins with this.
+        minimum: 1 if the message must stay invisible, 0 (the default) if it may become visible.
 
     Raises:
         ValueError: The visibility timeout is out of range.
@@ -189,7 +189,7 @@ def _url_reference(url: str) -> QueueReference:
     )
     try:
         parts = urlsplit(url)
-        # Only here is the port checked: that it is a number, and not too large.
+        # Only this checks that the port is a number, and not too large.
         host, _ = parts.hostname, parts.port
     except ValueError:
         raise ValueError(is_not_one) from None

@@ -1,4 +1,4 @@
-"""What a check is, what it may find, and the service that it is put to."""
+"""Checks, their outcomes, and the service that they check."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """How a service kept to one part of the contract."""
+    """The ways in which a service may keep or break one part of the contract."""
 
     HOLDS = "as relied on"
     HARMLESS = "differs, harmless"
-    """It differs from SQS, and breaks no promise of this package."""
+    """The service differs from SQS, and breaks no promise of this package."""
     DIFFERS = "differs"
-    """It breaks a promise of this package."""
+    """The service differs from SQS, and breaks a promise of this package."""
     NOT_CHECKED = "not checked"
 
 
 class DiffersError(Exception):
-    """The service does not do what the check is about. The text says what it did.
+    """A difference between the service and the contract. The text says what the service did.
 
     Attributes:
         outcome: :attr:`Outcome.DIFFERS`, or :attr:`Outcome.HARMLESS` if no promise of this package breaks.
@@ -37,11 +37,11 @@ class DiffersError(Exception):
 
 
 class TooSlowError(Exception):
-    """The calls took so long that their answers prove nothing: the check needs longer times."""
+    """An error: the calls took so long that their answers prove nothing. The check needs longer times."""
 
 
 class QueueKind(StrEnum):
-    """The queues that a check works on; each check has its own."""
+    """The kinds of queues that a check works on; each check has a queue of its own."""
 
     STANDARD = "standard"
     FIFO = "FIFO"
@@ -50,7 +50,7 @@ class QueueKind(StrEnum):
 
 
 MAX_RECEIVES = 2
-"""``maxReceiveCount`` of queues with a dead-letter queue: the fewest that still show that a message comes again."""
+"""``maxReceiveCount`` of queues with a dead-letter queue: the least that still shows that a message comes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Check:
 
     Attributes:
         name: A word that does not change between versions.
-        relied_on: What this package relies on, in a sentence.
-        otherwise: What happens to leases where the service differs, in a sentence.
-        kind: The queues that it works on.
-        run: Puts the service to it, and returns what it saw, in a few words. It raises :class:`DiffersError` or
+        relied_on: The behaviour that this package relies on, in a sentence.
+        otherwise: The effect on leases if the service differs, in a sentence.
+        kind: The kind of queues that it works on.
+        run: Checks the service, and returns its observation, in a few words. It raises :class:`DiffersError` or
             :class:`TooSlowError`, or the :class:`sqs_lease.sqs.errors.SqsError` of a call that failed.
     """
 
@@ -75,12 +75,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         check: The check.
-        outcome: How the service kept to it.
-        found: What was seen, in one line.
+        outcome: The outcome for the service.
+        found: The observation, in one line.
     """
 
     check: Check
@@ -90,11 +90,11 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """How many requests AWS counts: each call, and each further 64 KiB that it carries.
+    """The number of requests that AWS counts: each call, and each further 64 KiB that it carries.
 
     Attributes:
-        standard: Those about standard queues, and about no queue.
-        fifo: Those about FIFO queues, which cost more.
+        standard: Requests for standard queues, and for no queue.
+        fifo: Requests for FIFO queues, which cost more.
     """
 
     standard: int = 0

@@ -1,4 +1,4 @@
-"""The queues of one check, and what all checks do with them: send, hold a message, and see when it comes again."""
+"""The queues of one check, and the steps that checks share: send, hold a message, and see when it comes again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqs_lease.sqs.classification import error_from_code
 from sqs_lease.sqs.errors import InvalidRequestError, TransientError
 
 HELD_SECONDS: Final = 600
-"""Visibility timeout of what is not to become visible again while a check runs."""
+"""Visibility timeout of messages that must not become visible again while a check runs."""
 
 ROUNDING_SECONDS: Final = 0.05
-"""By how much a service's clock may be coarser than this machine's before a message counts as early."""
+"""A message counts as early only if it is earlier by more than this: a service's clock may be coarser."""
 
 COMES_SECONDS: Final = 10
 """How long a message that is visible may stay away from polls that wait: SQS copies it to its servers first."""
@@ -44,17 +44,17 @@ class Held:
 
     @property
     def receipt(self) -> Receipt:
-        """Which reception."""
+        """The reception of the message."""
         return self.message.receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """When a message came again.
+    """The return of a message.
 
     Attributes:
         held: The message, held now; None if it did not come in time.
-        hidden_until: Until when polls proved it invisible.
+        hidden_until: The time until which polls proved it invisible.
     """
 
     held: Held | None
@@ -62,14 +62,14 @@ class Return:
 
 
 class Ground:
-    """What a check works on.
+    """The service, clock and queues that one check works with.
 
     Args:
         service: The service.
         clock: The clock of this machine.
         url: The queue's URL.
         dead_letter_url: The URL of its dead-letter queue; empty without one.
-        unit: By how many seconds the check counts: 1, and more where calls take long.
+        unit: The check's unit of time in seconds: 1, or more if calls take long.
     """
 
     def __init__(self, service: QueueService, clock: Clock, url: str, dead_letter_url: str, unit: int) -> None:
@@ -91,7 +91,7 @@ class Ground:
         group: str | None = None,
         deduplication_id: str | None = None,
     ) -> str:
-        """Send a message to the queue and return its id. On FIFO queues, the body stands in for what is not given."""
+        """Send a message to the queue and return its id. FIFO queues get a default group, and an id from the body."""
         if self.url.endswith(".fifo"):
             group = group or "a"
             deduplication_id = deduplication_id or body.replace(" ", "-")
@@ -127,7 +127,7 @@ class Ground:
         """Receive a message that is visible.
 
         Raises:
-            DiffersError: None came.
+            DiffersError: No message came.
         """
         asked_at = self.clock.now()
         messages = await self.receive(visibility=visibility, url=url)
@@ -139,7 +139,7 @@ class Ground:
         """Receive as many messages as there are; SQS may bring fewer than ten at once.
 
         Raises:
-            DiffersError: They did not all come, or more than were asked for.
+            DiffersError: Not all messages came, or more than were requested.
         """
         held: list[Message] = []
         while len(held) < count:
@@ -153,12 +153,12 @@ class Ground:
     async def comes_again(
         self, *, hidden_from: float, latest: float, visibility: int = HELD_SECONDS, url: str = ""
     ) -> Return:
-        """Poll until a message comes, or it is proven that none was visible up to a moment.
+        """Poll until a message comes, or polls prove that no message was visible up to a moment.
 
         Args:
-            hidden_from: From when nothing was visible, as far as is known already.
-            latest: Until when to wait.
-            visibility: The visibility timeout for what comes.
+            hidden_from: The time up to which no message is known to have been visible.
+            latest: The time until which to wait.
+            visibility: The visibility timeout for the message that comes.
             url: The queue; by default the check's own.
         """
         hidden_until = hidden_from
@@ -168,7 +168,7 @@ class Ground:
             answered_at = self.clock.now()
             if messages:
                 return Return(Held(messages[0], asked_at, answered_at), hidden_until)
-            # A server that does not wait proves what was so when it was asked, no more.
+            # An answer without a wait proves only that no message was visible at the time of the call.
             waited = answered_at - asked_at >= 1 - ROUNDING_SECONDS
             hidden_until = max(hidden_until, asked_at + 1 if waited else asked_at)
             if hidden_until >= latest:
@@ -176,7 +176,7 @@ class Ground:
             await self.pause_until(asked_at + 1)
 
     async def is_empty(self, seconds: int = 1) -> bool:
-        """Whether a poll that waits so long brings nothing; what it brings stays held."""
+        """Return whether a poll of this many seconds brings no message; messages that it brings stay held."""
         return not await self.receive(MAX_BATCH_ENTRIES, wait=seconds)
 
     async def change(self, receipts: Sequence[Receipt], seconds: int, *, url: str = "") -> list[EntryAnswer]:
@@ -218,5 +218,5 @@ class Ground:
 
 
 def shown(answer: EntryAnswer) -> str:
-    """How this package reads an answer, and what the service said."""
+    """Return a text with this package's reading of an answer, and the service's own text."""
     return f"{answer.verdict.value} ({answer.code}: {answer.text})" if answer.code else answer.verdict.value

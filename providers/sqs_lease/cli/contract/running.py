@@ -1,4 +1,4 @@
-"""Puts a service to the checks, one after the other: makes the queues of each, and deletes them whatever happens."""
+"""A run of the checks on a service, one after the other: it makes the queues of each, and always deletes them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ CHECKS: Final[tuple[Check, ...]] = (PERMISSIONS, *STANDARD, *DEAD_LETTERS, *FIFO
 """The contract, in the order in which it is checked."""
 
 PREFIX: Final = "sqs-lease-verify-"
-"""How the names of all queues begin that are made here."""
+"""The prefix of the names of all queues made here."""
 
 UNITS: Final = (1, 2, 4)
-"""By how many seconds a check counts at its first try, and at those after calls that took too long or failed."""
+"""The units of time, in seconds, of a check's first try, and of those after calls that took too long or failed."""
 
 USABLE_SECONDS: Final = 1.0
-"""How long SQS may take until a queue that was created can be used."""
+"""The time after which a new queue of SQS can be used."""
 
 _DELETE_TRIES: Final = 3
 
@@ -52,7 +52,7 @@ class MadeQueues:
     """The queues that were made, until they are deleted.
 
     Args:
-        service: Where they are made.
+        service: The service that makes them.
     """
 
     def __init__(self, service: QueueService) -> None:
@@ -62,7 +62,7 @@ class MadeQueues:
 
     @property
     def left(self) -> Sequence[str]:
-        """The URLs of those that are not deleted; the name where the URL is not known."""
+        """The URLs of queues that are not deleted; the name if the URL is not known."""
         return [url or name for name, url in self._urls.items()]
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ class MadeQueues:
             The URL of the queue, and that of its dead-letter queue or an empty one.
 
         Raises:
-            sqs_lease.sqs.errors.SqsError: They could not be made, or not be deleted.
+            sqs_lease.sqs.errors.SqsError: They could not be made or deleted.
         """
         try:
             attributes = {"VisibilityTimeout": str(HELD_SECONDS)}
@@ -90,7 +90,7 @@ class MadeQueues:
             await self.delete()
 
     async def delete(self) -> None:
-        """Delete those that are left.
+        """Delete the queues that are left.
 
         Raises:
             sqs_lease.sqs.errors.SqsError: One could not be deleted.
@@ -133,12 +133,12 @@ async def check_all(
     checks: Sequence[Check] = CHECKS,
     on_begin: Callable[[Check], None] = lambda _check: None,
 ) -> list[Checked]:
-    """Put a service to checks, one after the other, so that none disturbs the times of another.
+    """Run checks on a service, one after the other, so that no check disturbs the times of another.
 
     Args:
         service: The service.
         clock: The clock of this machine.
-        queues: Knows the queues that are made, also after an error.
+        queues: The record of the queues that are made, also after an error.
         checks: The checks; all by default.
         on_begin: Called with each check before it begins.
 
@@ -173,7 +173,7 @@ async def _checked(check: Check, service: QueueService, clock: Clock, queues: Ma
 
 
 def _failed(check: Check, error: SqsError) -> Checked:
-    """What a call means that the service did not carry out."""
+    """Return the result of a check from a call that the service did not carry out."""
     if isinstance(error, InvalidRequestError) or error.code in UNKNOWN_CALL_CODES:
         return Checked(check, Outcome.DIFFERS, str(error))
     return Checked(check, Outcome.NOT_CHECKED, error.remedy if isinstance(error, AccessDeniedError) else str(error))
