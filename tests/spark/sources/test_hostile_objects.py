@@ -507,3 +507,96 @@ def test_pages_follow_one_another_as_arrow_finds_them() -> None:
             assert pages[-1].content_at + pages[-1].compressed <= metadata.row_group(group).column(
                 0
             ).total_compressed_size + min(page.content_at for page in pages)
+
+
+def test_nulls_that_stand_for_tensors_are_few_at_a_time_or_refused() -> None:
+    """An extension type hides the fixed size of its storage; with 100 000 in place of 20 000 it took 4 GB."""
+    content = parquet(pa.table({"text": pa.array([None] * 10_000, pa.list_(pa.int8()))}), store_schema=False)
+    content = with_arrow_schema(content, pa.schema([("text", pa.fixed_shape_tensor(pa.int8(), (20_000,)))]))
+    assert len(content) < 1_000
+
+    with arrow_memory() as most:
+        read(Parquet(TEXT, []), content)
+
+    assert most() < 4 * parquet_pages.BATCH_BYTES
+
+
+def test_a_page_without_compression_counts_with_the_bytes_that_it_has() -> None:
+    """Its header may say that it has one byte, and Arrow holds all its bytes."""
+    content = shared_page(leaves=80, page_bytes=8 * MIB, claimed=1)
+
+    with arrow_memory() as most:
+        rows, reason = read(Parquet(TEXT, []), content)
+
+    assert (rows, "bytes of memory to decode" in reason) == (0, True)
+    assert most() < 4 * parquet_pages.BATCH_BYTES
+
+
+def test_vectors_as_pyarrow_writes_them_by_default_are_read() -> None:
+    """A row group of 1 000 000 rows, pyarrow's default, with lists of 25 numbers: 200 MB decoded, a batch 2 MB."""
+    thousand = pa.array(range(1_000))
+    numbers = pa.concat_arrays([thousand] * 25_000)
+    offsets = pa.array(range(0, 25_000_001, 25), pa.int32())
+    table = pa.table({"list": pa.ListArray.from_arrays(offsets, numbers)})
+
+    assert read(Parquet(pa.schema([("list", pa.list_(pa.int64()))]), []), parquet(table)) == (1_000_000, "")
+
+
+def shared_page(*, leaves: int, page_bytes: int, claimed: int) -> bytes:
+    """A file of one column ``text``, a structure of texts that share one page; its header says another size."""
+
+    def varint(number: int) -> bytes:
+        out = b""
+        while number > 0x7F:
+            out += bytes([number & 0x7F | 0x80])
+            number >>= 7
+        return out + bytes([number])
+
+    def structure(*fields: tuple[int, int, bytes]) -> bytes:
+        out, last = b"", 0
+        for field, kind, value in fields:
+            out += bytes([(field - last) << 4 | kind]) + value
+            last = field
+        return out + b"\0"
+
+    def i32(field: int, number: int) -> tuple[int, int, bytes]:
+        return field, 5, varint(number << 1)
+
+    def i64(field: int, number: int) -> tuple[int, int, bytes]:
+        return field, 6, varint(number << 1)
+
+    def text(value: bytes) -> bytes:
+        return varint(len(value)) + value
+
+    def several(field: int, kind: int, items: list[bytes]) -> tuple[int, int, bytes]:
+        return field, 9, bytes([0xF0 | kind]) + varint(len(items)) + b"".join(items)
+
+    names = [b"l%d" % number for number in range(leaves)]
+    page = struct.pack("<I", page_bytes - 4) + b"x" * (page_bytes - 4)
+    header = structure(
+        *(i32(1, 0), i32(2, claimed), i32(3, page_bytes)),
+        (5, 12, structure(i32(1, 1), i32(2, 0), i32(3, 3), i32(4, 3))),
+    )
+    size = len(header) + page_bytes
+    elements = [
+        structure((4, 8, text(b"root")), i32(5, 1)),
+        structure(i32(3, 0), (4, 8, text(b"text")), i32(5, leaves)),
+        *(structure(i32(1, 6), i32(3, 0), (4, 8, text(name))) for name in names),
+    ]
+    chunks = [
+        structure(
+            i64(2, 4),
+            (
+                3,
+                12,
+                structure(
+                    *(i32(1, 6), several(2, 5, [b"\0"]), several(3, 8, [text(b"text"), text(name)])),
+                    *(i32(4, 0), i64(5, 1), i64(6, size), i64(7, size), i64(9, 4)),
+                ),
+            ),
+        )
+        for name in names
+    ]
+    group = structure(several(1, 12, chunks), i64(2, 100), i64(3, 1))
+    footer = structure(i32(1, 2), several(2, 12, elements), i64(3, 1), several(4, 12, [group]))
+    return b"PAR1" + header + page + footer + struct.pack("<I", len(footer)) + b"PAR1"

@@ -42,10 +42,12 @@ _LONGEST_HEADER_BYTES: Final = 1024 * 1024
 # Longer dictionaries are not looked into: their longest value may be all of it.
 _READ_DICTIONARY_BYTES: Final = 8 * 1024 * 1024
 _SHORT_BYTES: Final = 64
-# Of one value besides its bytes: levels, offsets, and the widest number.
-_OF_EACH_VALUE: Final = 16
-
-_OF_EACH_LIST: Final = 8
+# Of one value besides its bytes: two levels, and in a list an offset.
+_OF_EACH_VALUE: Final = 4
+_OF_EACH_LIST: Final = 4
+# A text has an offset, a decimal takes up to 32 bytes whatever it is stored as.
+_WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
+_DECIMAL_BYTES: Final = 32
 
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _DESCRIBED_IN: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}
@@ -102,8 +104,7 @@ def rows_at_once(
         kinds = [its.type for its in columns if leaf.path == its.name or leaf.path.startswith(f"{its.name}.")]
         if not kinds:
             continue
-        width = _OF_EACH_VALUE + _OF_EACH_LIST * leaf.max_repetition_level
-        width += leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
+        width = _OF_EACH_VALUE + _OF_EACH_LIST * leaf.max_repetition_level + _value_bytes(leaf)
         longest = largest = dictionary = expanded = 0
         in_dictionary = 0
         for page in _pages(file, chunk):
@@ -113,13 +114,15 @@ def rows_at_once(
                 if leaf.physical_type == "BYTE_ARRAY":
                     in_dictionary = max(in_dictionary, _longest_value(file, page, chunk.compression))
                 continue
-            largest = max(largest, page.size)
+            largest = max(largest, page.size, page.compressed if chunk.compression == "UNCOMPRESSED" else 0)
             if page.encoding in _DICTIONARY_ENCODINGS:
                 of_value, of_page = in_dictionary, page.values * in_dictionary
             elif page.encoding == _DELTA_BYTE_ARRAY:
                 of_value, of_page = page.size, page.values * page.size
-            else:
+            elif leaf.physical_type == "BYTE_ARRAY":
                 of_value, of_page = -(-page.size // max(page.values, 1)), page.size
+            else:
+                of_value, of_page = 0, 0  # its bytes are in the width
             longest = max(longest, of_value)
             expanded += of_page + page.values * width
         held += largest + dictionary
@@ -136,14 +139,25 @@ def rows_at_once(
     return max(1, min(most_rows, BATCH_BYTES // max(of_a_row, 1)))
 
 
+def _value_bytes(leaf: Any) -> int:
+    """How many bytes Arrow takes for one value of a column, besides those of a text."""
+    if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        return max(int(leaf.length), _DECIMAL_BYTES)
+    return _DECIMAL_BYTES if leaf.logical_type.type == "DECIMAL" else _WIDTHS[leaf.physical_type]
+
+
 def _fixed_size(kind: pa.DataType) -> int:
     """How many values one value of a type has because its lists are of a fixed size, along its largest branch."""
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     inner = max((_fixed_size(kind.field(number).type) for number in range(kind.num_fields)), default=1)
     return inner * max(1, kind.list_size) if pa.types.is_fixed_size_list(kind) else inner
 
 
 def _has_no_other_list(kind: pa.DataType) -> bool:
     """Whether a type is a list of a fixed size of single values, so that each row has as many."""
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     return bool(pa.types.is_fixed_size_list(kind) and kind.value_field.type.num_fields == 0)
 
 
