@@ -101,6 +101,7 @@ benchmark: setup ## measure what leases cost, beside the parent commit or AGAINS
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.fresh_process
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.executors
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.ingestion import Files, write_files
+from benchmarks.flights import Files, write_files
 from benchmarks.sinks import Contest, contenders
 from sqs_lease.spark.session import driver_session
 from tests.processes.spark.engines.cluster import session_settings, standalone_cluster

@@ -1,126 +1,127 @@
-"""The cost of `ingest` beside plain Spark, in one run on the same bytes, as ratios.
+"""The cost of `ingest` from the list of messages that a DAG has, beside what a user would write, in one run.
 
-    python -m benchmarks.ingestion [--messages 1000000] [--stored 10000000 40000000] [--rounds 3]
-        [--memory 100000 1000000]
+    python -m benchmarks.ingestion [--messages 1000 10000 120000] [--rounds 6] [--stored 10000000 40000000]
 
-The messages are flights-like JSON objects of 1 KB. They stand on disk twice before anything is timed: as JSON lines
-(what plain Spark reads) and as a manifest (what a sensor hands over). Timed, in turns, each round into new tables:
+The messages are those of :mod:`benchmarks.flights`, once as `Message` values, which `lease` returns, and once as the
+mappings that a task gets by XCom. 120 000 are the most that SQS lets one queue have in flight. Timed, in turns, each
+round into new tables, from the list to what is stored:
 
-- plain: ``spark.read.schema(...).json(file)``, written as Parquet. No check, no message ids, nothing exactly once.
-- inferring: the same without ``schema``, as it is mostly written: Spark reads the file once more to find one.
-- ingest: `ingest` of the manifest into an empty Delta table.
-- redelivery: `ingest` of the same messages again, received once more, all of which the table knows.
-- by hand: what a user would write, ``createDataFrame(list of parsed bodies)``, appended as Parquet. Timed once, with
-  fewer messages where there are more than 200 000: it needs the driver's memory for all of them.
+- plain Spark: the bodies are written to a file, which ``spark.read.schema(...).json`` reads and writes as Parquet.
+- pyarrow: the bodies are read by pyarrow, and ``write_deltalake`` writes the table. No Spark.
+- ingest into a new table of `DeltaSink`, `ParquetSink` or `PostgresSink`.
+- again: `ingest` of the same messages into that Delta table, received once more. It knows all of them.
+- psycopg: the bodies are parsed and a COPY takes their rows, one by one. No Spark.
 
-Then batches of 100 000 messages against tables that know many millions of ids already, and the memory of driver and
-executors for batches of ``--memory`` messages.
+Only `ingest` checks a message, keeps its id and has it once. Beside the seconds stand what the driver's Python needs:
+its time on a processor, and the memory that it has at most beside the list. :mod:`benchmarks.sinks` begins with a
+manifest instead. Then batches of 100 000 messages come into tables that know many millions of ids already.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
-import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
-from time import perf_counter
+from time import process_time
+from typing import Any
 
-import psutil
+import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.json as pj  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pyspark.sql import DataFrameReader, SparkSession
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
 
-from demo.processes import ROOT
+from benchmarks.flights import BODY_BYTES, QUEUE_URL, SCHEMA, SENT_FROM, messages, received_again, timed
+from demo.postgres import postgres_server
 from sqs_lease.batch_files.manifest import write_manifest
-from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Ledger, ingest, local_session
+from sqs_lease.core.messages import Message
+from sqs_lease.spark import DeltaSink, JsonSource, Ledger, ParquetSink, PostgresSink, Sink, ingest, local_session
+from sqs_lease.spark.schemas import arrow_schema, struct_type
 from sqs_lease.spark.sinks.sink import ENTRIES, INGESTED, LOOKED_UP
 
-SCHEMA = (
-    "id BIGINT NOT NULL, carrier STRING NOT NULL, flight INT, origin STRING, dest STRING, distance INT, "
-    "delay DOUBLE, departed TIMESTAMP, tags ARRAY<STRING>, plane STRUCT<model: STRING, seats: INT>, remarks STRING"
-)
-BODY_BYTES = 1_000
 BATCH_MESSAGES = 100_000
-BY_HAND_MESSAGES = 200_000
-QUEUE_URL = "http://127.0.0.1/000000000000/flights"
-REMARKS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=100_000))
-SENT_FROM = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def body(number: int, source: random.Random) -> str:
-    """One flight as JSON, of 1 KB."""
-    record = {
-        "id": number,
-        "carrier": source.choice(("UA", "AA", "B6", "DL", "EV")),
-        "flight": source.randrange(6_000),
-        "origin": source.choice(("EWR", "LGA", "JFK")),
-        "dest": source.choice(("IAH", "MIA", "BQN", "ATL", "ORD")),
-        "distance": source.randrange(100, 5_000),
-        "delay": round(source.gauss(5, 20), 2),
-        "departed": (SENT_FROM + timedelta(seconds=number)).isoformat(),
-        "tags": source.sample(("late", "early", "full", "empty", "diverted"), 2),
-        "plane": {"model": "A320", "seats": source.randrange(50, 300)},
-        "remarks": "",
-    }
-    missing = BODY_BYTES - len(json.dumps(record))
-    start = source.randrange(len(REMARKS) - missing)
-    record["remarks"] = REMARKS[start : start + missing]
-    return json.dumps(record)
-
-
-def messages(count: int, *, first: int = 0) -> Iterator[Message]:
-    """Flights as messages, a thousand sent per second; the same numbers give the same ids and bodies."""
-    for number in range(first, first + count):
-        source = random.Random(number)
-        sent_at = SENT_FROM + timedelta(milliseconds=number)
-        yield Message(
-            Receipt(str(uuid.UUID(int=source.getrandbits(128))), ""),
-            body(number, source),
-            {
-                "SentTimestamp": str(int(sent_at.timestamp() * 1000)),
-                "ApproximateReceiveCount": "1",
-                "ApproximateFirstReceiveTimestamp": str(int(sent_at.timestamp() * 1000) + 50),
-                "SenderId": "AIDAEXAMPLE",
-            },
-        )
+KINDS: Mapping[str, Callable[[Message], Any]] = {
+    "messages": lambda message: message,
+    "mappings": lambda message: message.as_dict(),
+}
+COPY_COLUMNS = (
+    "id bigint, carrier text, flight int, origin text, dest text, distance int, delay double precision, "
+    "departed timestamptz, tags jsonb, plane jsonb, remarks text"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """The same messages on disk, once as each contender reads them."""
+class Batch:
+    """A list of messages.
 
-    bodies: Path
-    manifest: Path
-    redelivered: Path
+    Attributes:
+        received: The messages.
+        again: The same, received once more.
+        body_of: The body of one.
+    """
+
+    received: Sequence[Any]
+    again: Sequence[Any]
+    body_of: Callable[[Any], str]
+
+    @classmethod
+    def of(cls, batch: Sequence[Message], kind: str) -> Batch:
+        """Messages as values of a kind."""
+        received, again = ([KINDS[kind](message) for message in some] for some in (batch, received_again(batch)))
+        return cls(received, again, _body_of_mapping if kind == "mappings" else _body_of_message)
 
 
-def write_files(directory: Path, count: int) -> Files:
-    """Write the messages."""
-    files = Files(directory / "bodies.jsonl", directory / "manifest.parquet", directory / "redelivered.parquet")
-    batch = list(messages(count))
-    with files.bodies.open("w") as file:
-        file.writelines(message.body + "\n" for message in batch)
-    for receive_count, path in ((1, files.manifest), (2, files.redelivered)):
-        received = [
-            replace(message, attributes={**message.attributes, "ApproximateReceiveCount": str(receive_count)})
-            for message in batch
-        ]
-        write_manifest(path, batch_id=path.stem, queue_url=QUEUE_URL, messages=received)
-    return files
+def _body_of_message(message: Message) -> str:
+    return message.body
+
+
+def _body_of_mapping(message: Mapping[str, Any]) -> str:
+    body: str = message["Body"]
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one contender took once.
+
+    Attributes:
+        seconds: From the list to what is stored.
+        processor: Seconds that the driver's Python was on a processor.
+        megabytes: What it had in memory at most, beside what it had before.
+    """
+
+    seconds: float
+    processor: float
+    megabytes: float
+
+    @classmethod
+    def of(cls, work: Callable[[], object]) -> Cost:
+        """Measure some work (Linux)."""
+        # What earlier work left free would be taken for this one's.
+        gc.collect()
+        pa.default_memory_pool().release_unused()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the most memory counts from here
+        before, processor = _megabytes("VmRSS"), process_time()
+        seconds = timed(work)
+        return cls(seconds, process_time() - processor, _megabytes("VmHWM") - before)
+
+
+def _megabytes(of: str) -> float:
+    """What Linux says of this process's memory: ``VmRSS``, now, or ``VmHWM``, at most."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{of}:"))
+    return float(line.split()[1]) / 1024
 
 
 class Contest:
@@ -128,76 +129,93 @@ class Contest:
 
     Args:
         spark: The session, the same for all.
-        directory: Where the tables go.
-        files: The files to read.
-        count: How many messages that are.
+        directory: Where files and tables go, and nothing else.
+        url: The PostgreSQL server.
     """
 
-    def __init__(self, spark: SparkSession, directory: Path, files: Files, count: int) -> None:
+    def __init__(self, spark: SparkSession, directory: Path, url: str) -> None:
         self.spark = spark
         self.directory = directory
-        self.files = files
-        self.count = count
-        self._round = 0
+        self.url = url
+        self._arrow = arrow_schema(struct_type(SCHEMA))
 
-    def round(self) -> dict[str, float]:
-        """Run each contender once; seconds by name."""
-        self._round += 1
-        place = self.directory / f"round-{self._round}"
-        seconds = {
-            "plain": timed(lambda: self._plain(self.spark.read.schema(SCHEMA), place / "plain")),
-            "inferring": timed(lambda: self._plain(self.spark.read, place / "inferring")),
-            "ingest": timed(lambda: self._ingest(self.files.manifest, place, ingested=self.count)),
-            "redelivery": timed(lambda: self._ingest(self.files.redelivered, place, ingested=0)),
+    def round(self, batch: Batch) -> dict[str, Cost]:
+        """Run each contender once; what it took, by its name."""
+        self.directory.mkdir()
+        self._drop()
+        delta = DeltaSink(self.directory / "delta")
+        of_all, of_none = len(batch.received), 0
+        contenders: Mapping[str, Callable[[], object]] = {
+            PLAIN: partial(self._plain, batch),
+            "pyarrow, Delta": partial(self._pyarrow, batch),
+            "ingest, Delta": partial(self._ingest, batch.received, delta, of_all),
+            "again, Delta": partial(self._ingest, batch.again, delta, of_none),
+            "ingest, Parquet": partial(self._ingest, batch.received, ParquetSink(self.directory / "parquet"), of_all),
+            COPY: partial(self._copy, batch),
+            "ingest, PostgreSQL": partial(self._ingest, batch.received, PostgresSink(self.url, "flights"), of_all),
         }
-        shutil.rmtree(place)
-        return seconds
+        costs = {name: Cost.of(work) for name, work in contenders.items()}
+        shutil.rmtree(self.directory)
+        return costs
 
-    def by_hand(self) -> float:
-        """Seconds for so many messages as all have, had a user written it; scaled up from fewer."""
-        count = min(self.count, BY_HAND_MESSAGES)
-        batch = [message.body for message in messages(count)]
-        target = self.directory / "by-hand"
-        seconds = timed(
-            lambda: (
-                self.spark.createDataFrame([self._parsed(text) for text in batch], SCHEMA)
-                .write.mode("append")
-                .parquet(str(target))
-            )
-        )
-        shutil.rmtree(target)
-        return seconds * self.count / count
+    def _plain(self, batch: Batch) -> None:
+        bodies = self.directory / "bodies.jsonl"
+        with bodies.open("w") as file:
+            file.writelines(batch.body_of(message) + "\n" for message in batch.received)
+        self.spark.read.schema(SCHEMA).json(str(bodies)).write.parquet(str(self.directory / "plain"))
 
-    @staticmethod
-    def _parsed(text: str) -> dict[str, object]:
-        record = json.loads(text)
-        return {**record, "departed": datetime.fromisoformat(record["departed"])}
+    def _pyarrow(self, batch: Batch) -> None:
+        lines = "\n".join(map(batch.body_of, batch.received)).encode()
+        read = pj.read_json(pa.BufferReader(lines), parse_options=pj.ParseOptions(explicit_schema=self._arrow))
+        write_deltalake(str(self.directory / "pyarrow"), read)
 
-    def _plain(self, reader: DataFrameReader, target: Path) -> None:
-        reader.json(str(self.files.bodies)).write.parquet(str(target))
+    def _copy(self, batch: Batch) -> None:
+        with psycopg.connect(self.url) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE copied ({COPY_COLUMNS})".encode())
+            with cursor.copy("COPY copied FROM STDIN") as copy:
+                for message in batch.received:
+                    record = json.loads(batch.body_of(message))
+                    record |= {name: json.dumps(record[name]) for name in ("tags", "plane")}
+                    copy.write_row(tuple(record.values()))
 
-    def _ingest(self, manifest: Path, place: Path, *, ingested: int) -> IngestResult:
+    def _drop(self) -> None:
+        with psycopg.connect(self.url) as connection:
+            connection.execute("DROP TABLE IF EXISTS copied, flights")
+
+    def _ingest(self, received: Sequence[Any], sink: Sink, ingested: int) -> None:
         result = ingest(
             self.spark,
-            str(manifest),
+            received,
             source=JsonSource(SCHEMA),
-            sink=DeltaSink(place / "table"),
-            workspace=place / "workspace",
+            sink=sink,
+            workspace=self.directory / "workspace",
         )
-        if (result.ingested, result.duplicates) != (ingested, self.count - ingested):
+        if (result.ingested, result.duplicates) != (ingested, len(received) - ingested):
             raise RuntimeError(f"{ingested} should have been ingested: {result}")
-        return result
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that some work takes."""
-    began = perf_counter()
-    work()
-    return perf_counter() - began
+PLAIN = "plain Spark, Parquet"
+COPY = "psycopg, COPY"
+BESIDE = {"ingest, PostgreSQL": COPY}
+"""What is compared with another one than plain Spark."""
+
+
+def report(kind: str, count: int, rounds: Sequence[Mapping[str, Cost]]) -> None:
+    """Print a line for each contender: the least and the median, and the ratio of the least."""
+    least = {name: min(costs[name].seconds for costs in rounds) for name in rounds[0]}
+    for name in rounds[0]:
+        of_all = [costs[name] for costs in rounds]
+        beside = BESIDE.get(name, PLAIN)
+        median = statistics.median(cost.seconds for cost in of_all)
+        processor = min(cost.processor for cost in of_all)
+        memory = max(cost.megabytes for cost in of_all)
+        ratio = f"{least[name] / least[beside]:.2f} x {beside.partition(',')[0]}"
+        own = f"{processor:7.2f} {processor / count * 1e6:8.1f} {memory:8.0f} {memory * 1024 / count:7.1f}"
+        print(f"{count:9,} {kind:9} {name:21} {least[name]:7.2f} {median:7.2f}  {ratio:18} {own}", flush=True)
 
 
 def fill_ledger(ledger: Ledger, stored: int) -> None:
-    """Fill a ledger with this many invented messages, spread evenly over the 14 days before the others."""
+    """Have a ledger know so many messages that were never sent, spread evenly over the 14 days before the others."""
     opened = ledger.open()
     batches = stored // BATCH_MESSAGES
     step = timedelta(days=14) / stored
@@ -255,122 +273,34 @@ def _ingest_more(spark: SparkSession, manifest: Path, place: Path) -> None:
         raise RuntimeError(f"all should have been ingested: {result}")
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Megabytes that an ingestion needed at most.
-
-    Attributes:
-        before: The driver's Python, with a session and before the batch: its own memory.
-        driver: The driver's Python: its own memory.
-        with_files: The same, with the pages of files that are mapped into it, which the system takes back when it
-            needs them.
-        workers: Each Python process of the executors, the largest, with such pages.
-        jvm: Java, driver and executors in one. It takes what its heap may have (1 GB) before it collects garbage.
-    """
-
-    before: float
-    driver: float
-    with_files: float
-    workers: float
-    jvm: float
-
-
-def memory_of(directory: Path, count: int) -> Memory:
-    """Measure the memory of a separate driver and its executors for a batch of this many messages."""
-    manifest = directory / "memory.parquet"
-    write_manifest(manifest, batch_id="memory", queue_url=QUEUE_URL, messages=messages(count))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.ingestion", "--driver", str(manifest)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    manifest.unlink()
-    return Memory(*map(float, done.stdout.split()[-5:]))
-
-
-def be_driver(manifest: Path) -> None:
-    """Ingest a manifest, and print the most memory that the processes had."""
-    with local_session(cores=2) as spark, tempfile.TemporaryDirectory(prefix="benchmark-") as place:
-        spark.range(1).count()
-        before = megabytes(os.getpid(), "RssAnon")
-        ended = Event()
-        watching = Thread(target=watch, args=(ended, most := {"driver": 0.0, "java": 0.0, "python": 0.0}))
-        watching.start()
-        try:
-            ingest(
-                spark,
-                manifest,
-                source=JsonSource(SCHEMA),
-                sink=DeltaSink(f"{place}/table"),
-                workspace=f"{place}/workspace",
-            )
-        finally:
-            ended.set()
-            watching.join()
-        with_files = megabytes(os.getpid(), "VmHWM")
-    print(f"\n{before:.0f} {most['driver']:.0f} {with_files:.0f} {most['python']:.0f} {most['java']:.0f}")
-
-
-def watch(ended: Event, most: dict[str, float]) -> None:
-    """Note the most memory of this process, and of any child of it, Java and Python, until it ends."""
-    while not ended.wait(0.05):
-        most["driver"] = max(most["driver"], megabytes(os.getpid(), "RssAnon"))
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess, OSError):
-                kind = "java" if child.name() == "java" else "python"
-                most[kind] = max(most[kind], megabytes(child.pid, "VmHWM"))
-
-
-def megabytes(process: int, of: str) -> float:
-    """Read a process's memory from Linux: ``RssAnon``, its own now, or ``VmHWM``, with files, at most."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith(f"{of}:"):
-            return float(line.split()[1]) / 1024
-    return 0.0
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=int, nargs="*", default=[1_000, 10_000, 120_000])
     parser.add_argument("--stored", type=int, nargs="*", default=[10_000_000, 40_000_000])
-    parser.add_argument("--rounds", type=int, default=4, help="the first one only warms up")
-    parser.add_argument("--memory", type=int, nargs="*", default=[100_000, 1_000_000])
-    parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=6, help="the first one only warms up")
     given = parser.parse_args()
-    if given.driver is not None:
-        be_driver(given.driver)
-        return
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
-        directory = Path(temporary)
-        files = write_files(directory, given.messages)
-        with local_session(cores=2) as spark:
-            contest = Contest(spark, directory, files, given.messages)
-            rounds = [contest.round() for _ in range(given.rounds)][1:]
-            by_hand = contest.by_hand()
-            print(f"\n{given.messages:,} messages of {BODY_BYTES:,} B; medians of {len(rounds)} rounds\n")
-            print(f"{'':12} {'seconds':>8} {'messages/s':>11} {'x plain':>8}  {'(each round)'}")
-            for name in rounds[0]:
-                ratios = [seconds[name] / seconds["plain"] for seconds in rounds]
-                seconds = statistics.median(of_round[name] for of_round in rounds)
-                each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-                rate = given.messages / seconds
-                print(f"{name:12} {seconds:8.1f} {rate:11,.0f} {statistics.median(ratios):8.2f}  {each}")
-            plain = statistics.median(of_round["plain"] for of_round in rounds)
-            print(f"{'by hand':12} {by_hand:8.1f} {given.messages / by_hand:11,.0f} {by_hand / plain:8.2f}")
+    with (
+        tempfile.TemporaryDirectory(prefix="benchmark-") as directory,
+        postgres_server() as postgres,
+        local_session(cores=2) as spark,
+    ):
+        contest = Contest(spark, Path(directory) / "round", postgres.url.replace("+psycopg2", ""))
+        print(f"\nfrom a list of messages of {BODY_BYTES:,} B; {given.rounds - 1} rounds; the driver's Python\n")
+        print(
+            f"{'messages':>9} {'as':9} {'':21} {'min, s':>7} {'median':>7}  {'of the minima':18} "
+            f"{'CPU, s':>7} {'us each':>8} {'MB most':>8} {'KB each':>7}"
+        )
+        for count in given.messages:
+            batch = list(messages(count))
+            for kind in KINDS:
+                of_kind = Batch.of(batch, kind)
+                report(kind, count, [contest.round(of_kind) for _ in range(given.rounds)][1:])
+        if given.stored:
             print(f"\na batch of {BATCH_MESSAGES:,} into a table that knows so many messages\n")
             print(f"{'known':>12} {'ingest, s':>10} {'look-up, s':>11}")
-            for size, ingesting, looking in duplicate_checks(spark, directory, given.stored):
+            for size, ingesting, looking in duplicate_checks(spark, Path(directory), given.stored):
                 print(f"{size:12,} {ingesting:10.2f} {looking:11.2f}", flush=True)
-        print("\nmegabytes at most, for a batch of so many messages\n")
-        print(f"{'messages':>12} {'before':>7} {'driver':>7} {'with files':>11} {'a worker':>9} {'Java':>6}")
-        for count in given.memory:
-            memory = memory_of(directory, count)
-            own = f"{memory.before:7.0f} {memory.driver:7.0f} {memory.with_files:11.0f}"
-            figures = f"{own} {memory.workers:9.0f} {memory.jvm:6.0f}"
-            print(f"{count:12,} {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.sinks [--messages 200000] [--rounds 4] [--sinks delta parquet postgres]
 
-The messages are those of :mod:`benchmarks.ingestion`. Timed, in turns, each round into new tables:
+The messages are those of :mod:`benchmarks.flights`. Timed, in turns, each round into new tables:
 
 - plain: ``spark.read.schema(...).json(file)``, written in the format of the table; for PostgreSQL a COPY by hand, from
   Spark's tasks straight into the table. No check, no message ids, nothing exactly once.
@@ -37,7 +37,7 @@ from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
-from benchmarks.ingestion import SCHEMA, Files, timed, write_files
+from benchmarks.flights import SCHEMA, Files, timed, write_files
 from demo.processes import ROOT
 from sqs_lease.spark import DeltaSink, JsonSource, Sink, ingest, local_session
 from sqs_lease.spark.sinks.iceberg_sink import IcebergSink

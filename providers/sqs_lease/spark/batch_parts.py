@@ -13,6 +13,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from sqs_lease.spark.arrow_values import repeated_text
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.sources.source import ArrowParser
 
@@ -110,7 +111,7 @@ class BatchParts:
         rows = (
             rows.append_column(MESSAGE_ID, of_rows["message_id"])
             .append_column(SENT_AT, of_rows["sent_at"])
-            .append_column(BATCH_ID, pa.repeat(self.batch_id, rows.num_rows))
+            .append_column(BATCH_ID, repeated_text(self.batch_id, rows.num_rows))
         )
         left = pa.Table.from_arrays([messages["message_id"], reasons], names=LEFT.names).filter(pc.invert(taken))
         return Made(rows, left.cast(LEFT))

@@ -35,6 +35,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
+from sqs_lease.spark.delta_places import create_table, existing_table, load_table
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, said_of, slices
 from sqs_lease.spark.places import Place
@@ -117,8 +118,8 @@ class Ledger:
             TableError: It can neither be found nor created there, or is the ledger of another table.
         """
         ledger = OpenLedger(self.place, self.clock, table or "")
-        if ledger.place.load() is None:
-            ledger.place.create(_TABLE, partition_by=[DAY], configuration=_CONFIGURATION)
+        if load_table(ledger.place) is None:
+            create_table(ledger.place, _TABLE, partition_by=[DAY], configuration=_CONFIGURATION)
         if table:
             ledger.bind()
         return ledger
@@ -132,7 +133,7 @@ class Ledger:
         Raises:
             TableError: There is no ledger, or it cannot be read or written.
         """
-        self.place.existing()
+        existing_table(self.place)
         OpenLedger(self.place, self.clock).bind()
 
     def abandon(self, batch_id: str) -> Abandoned:
@@ -154,7 +155,7 @@ class Ledger:
             TableError: It is not the newest batch of the ledger, the only one that can be half-done; it had no rows to
                 add; or there is no ledger, or it cannot be read or written, or changed meanwhile.
         """
-        self.place.existing()
+        existing_table(self.place)
         snapshot = OpenLedger(self.place, self.clock).snapshot()
         newest, staged = snapshot.newest(), snapshot.staged()
         if newest is None or staged is None or staged.batch_id != batch_id:
@@ -228,7 +229,7 @@ class OpenLedger:
         return now
 
     def _read(self) -> LedgerSnapshot:
-        table = self.place.existing(was_there=True)
+        table = existing_table(self.place, was_there=True)
         return LedgerSnapshot(self.place, table, pa.table(table.get_add_actions(flatten=True)))
 
     def _require_own(self, now: LedgerSnapshot) -> None:

@@ -1,27 +1,22 @@
-"""Where a Delta table or a ledger lies: a directory or a prefix of a bucket, read and written by the same calls."""
+"""Where a table or a ledger lies: a directory or a prefix of a bucket, read and written by the same calls."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pafs  # type: ignore[import-untyped]
-from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 
 from sqs_lease.spark.errors import TableError
 
 logger = logging.getLogger(__name__)
 
-LOG: Final = "_delta_log"
 OURS: Final = "_sqs_lease"
 """The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
 
@@ -92,6 +87,9 @@ class Place:
         """A ``pyarrow.fs.FileSystem`` whose paths are relative to the place."""
         if self.is_local:
             return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+        # Only here: Spark's Python workers need this module, and deltalake for S3 only.
+        from sqs_lease.spark.delta_places import ObjectStore
+
         return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
 
     def entries(self, directory: str) -> list[Any]:
@@ -105,75 +103,6 @@ class Place:
         except FileNotFoundError:
             # Arrow looks a second time at what it could not list, and another driver made the directory in between.
             return []
-
-    def load(self) -> DeltaTable | None:
-        """What is there, as it is now; None where there is nothing.
-
-        Raises:
-            TableError: It cannot be read.
-        """
-        if self.is_local and Path(self.uri).is_file():
-            raise TableError(f"{self.uri} is a file: give the path of a directory for the table")
-        try:
-            return DeltaTable(self.uri, storage_options=dict(self.options) or None)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise self.unusable("cannot be read", error) from error
-
-    def existing(self, *, was_there: bool = False) -> DeltaTable:
-        """What is there, as it is now.
-
-        Raises:
-            TableError: There is nothing, whether or not there was something before; or it cannot be read.
-        """
-        table = self.load()
-        if table is None and was_there:
-            raise TableError(f"{self} is gone: somebody removed it while it was used")
-        if table is None:
-            raise TableError(f"there is no {self.what.removeprefix('the ')} at {self.uri}")
-        return table
-
-    def create(
-        self, schema: Schema, *, partition_by: Sequence[str], configuration: Mapping[str, str | None] | None = None
-    ) -> None:
-        """Create what is there, unless somebody else does at this moment.
-
-        Raises:
-            TableError: It cannot be created.
-        """
-        try:
-            DeltaTable.create(
-                self.uri,
-                schema,
-                mode="ignore",
-                partition_by=list(partition_by),
-                configuration=configuration,
-                storage_options=dict(self.options) or None,
-                # With retries, two processes that create it at once both succeed, the second on top of the first.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except CommitFailedError:
-            logger.info("%s was created by somebody else at this moment", self)
-        except (DeltaError, OSError) as error:
-            raise self.unusable("cannot be created", error) from error
-
-    def require_empty(self) -> None:
-        """Refuse to make a table where something else is.
-
-        Raises:
-            TableError: There are files, or the place cannot be looked at.
-        """
-        try:
-            found = self.entries("")
-        except (DeltaError, OSError) as error:
-            raise self.unusable("cannot be looked at", error) from error
-        # Another driver may be creating the table at this moment, or have done so a moment ago.
-        if any(entry.base_name not in {LOG, OURS} for entry in found) and self.load() is None:
-            raise TableError(
-                f"{self.uri} has files in it, but is no Delta table: give the path of a table, or of a "
-                "directory that is empty or does not exist"
-            )
 
     def unusable(self, what: str, error: Exception) -> TableError:
         """The error that says what is wrong with it, and what to look at."""
@@ -193,33 +122,12 @@ class Place:
         except FileNotFoundError:
             # Nothing was written yet, or another try of the same batch was committed and has tidied up.
             return
-        except (DeltaError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - it is of many kinds, of pyarrow, deltalake and the system
             logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
         if self.is_local:
             # The batch's directory stays while other tries have theirs in it.
             with suppress(OSError):
                 Path(self.uri, directory).parent.rmdir()
-
-
-class ObjectStore(DeltaStorageHandler):
-    """The object store as delta-rs sees it: same options, same credentials, same errors."""
-
-    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
-        """A stream for one file, which takes what Arrow writes."""
-        return pa.PythonFile(_ByteStream(self._handler.open_output_stream(path, metadata)), mode="w")
-
-
-class _ByteStream:
-    """Hands on bytes: Arrow writes large pieces as buffers, which delta-rs's streams do not take."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, data: Any) -> int:
-        return int(self._stream.write(bytes(data)))
 
 
 def _require_safe(options: Mapping[str, str]) -> None:

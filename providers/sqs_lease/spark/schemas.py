@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import Schema
 from pyspark.errors import ParseException
 from pyspark.sql.types import (
     ArrayType,
@@ -226,6 +225,9 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     Raises:
         SchemaError: A column has a type that rows made in Python cannot have.
     """
+    # Only here: Spark's Python workers need this module, and not deltalake.
+    from deltalake import Schema
+
     require_plain(columns, "rows that are made in Python cannot have")
     try:
         # Delta has the notation of Spark, and the types of Arrow.

@@ -11,9 +11,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT, table_columns
-from sqs_lease.spark.message_ids import NO_IDS
+from sqs_lease.spark.delta_places import load_table
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.delta.files import statistics_of
 from sqs_lease.spark.sinks.delta.schema import delta_schema
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Written
@@ -63,7 +62,7 @@ def write_files(
     given = pa.Table.from_pylist([dict(one) for one in rows], schema=schema)
     files: list[StagedFile] = []
     for part in [given.slice(n, 1) for n in range(len(given))] if one_by_one else [given]:
-        writer = TaskWriter(Staging(table.storage, directory, schema, table.partition_by, statistics_of))
+        writer = TaskWriter(Staging(table.storage, directory, schema, table.partition_by))
         files += [*writer.write(part), *writer.finish()]
     return files
 
@@ -74,7 +73,7 @@ def stage(
     """Stage rows, and return their location."""
 
     def write(staging: Staging) -> Written:
-        return Written(write_files(table, staging.directory, rows, one_by_one=one_by_one), NO_IDS)
+        return staging.read_back(write_files(table, staging.directory, rows, one_by_one=one_by_one))
 
     return table._staged(batch, write).location
 
@@ -85,7 +84,7 @@ def application(number: int, *, ledger_id: str = "ledger") -> Application:
 
 def stored(table: OpenDelta) -> list[tuple[int, str]]:
     """Record id and message id of every row that a reader sees."""
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     found = loaded.to_pyarrow_table(columns=["id", MESSAGE_ID]).to_pylist()
     return sorted((one["id"], one[MESSAGE_ID]) for one in found)

@@ -13,6 +13,7 @@ from deltalake import Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from sqs_lease.spark import Ledger, SchemaError, Staged, TableError
+from sqs_lease.spark.delta_places import load_table
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
@@ -24,7 +25,7 @@ Change = Callable[[OpenDelta], None]
 
 
 def overwritten(table: OpenDelta, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     rows = change(loaded.to_pyarrow_table())
     write_deltalake(table.storage.uri, rows, mode="overwrite", schema_mode="overwrite", **options)
@@ -43,7 +44,7 @@ def partitioned(table: OpenDelta) -> None:
 
 
 def constrained(table: OpenDelta) -> None:
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     loaded.alter.add_constraint({"small": "id < 1"})
 
@@ -123,7 +124,7 @@ def test_a_column_that_was_added_meanwhile_is_null(place: Place) -> None:
     table = place.open()
     looked_up, admission = table.look_up(asked("m1")), place.staged(table, 1)
     assert isinstance(table.target, OpenDelta)
-    loaded = table.target.storage.load()
+    loaded = load_table(table.target.storage)
     assert loaded is not None
     loaded.alter.add_columns([Field("more", PrimitiveType("string"))])
 

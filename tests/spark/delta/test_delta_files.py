@@ -13,7 +13,8 @@ import pytest
 
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.delta.files import Listing, statistics_of
+from sqs_lease.spark.sinks.delta.files import Listing
+from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.staging import StagedFile
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -92,7 +93,7 @@ def test_only_the_first_columns_of_a_wide_table_have_statistics(tmp_path: Path) 
 
 def test_a_listing_is_read_as_it_was_written(tmp_path: Path) -> None:
     storage = Place.of(tmp_path)
-    file = StagedFile("batches/b/t/part-1.parquet", 7, 1, {"c": None, "d": "é/ %"}, {"numRecords": 1}, 9)
+    file = StagedFile("batches/b/t/part-1.parquet", 7, 1, {"c": None, "d": "é/ %"}, 9, {"numRecords": 1})
     listing = Listing(["id"], [file], {"type": "struct", "fields": []}, ["c", "d"])
 
     location = listing.write(storage, "batches/b/t")

@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sqs_lease.spark.delta_places import load_table
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import check_keys
 from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
@@ -58,7 +59,7 @@ def test_of_two_parts_of_a_batch_the_newest_message_wins_by_the_microsecond(tmp_
 def test_of_the_rows_of_one_message_the_last_wins(tmp_path: Path) -> None:
     store(tmp_path, [row(1, "m1", name="first"), row(1, "m1", name="last")])
 
-    loaded = open_table(tmp_path).storage.load()
+    loaded = load_table(open_table(tmp_path).storage)
     assert loaded is not None
     assert loaded.to_pyarrow_table()["name"].to_pylist() == ["last"]
 
@@ -88,7 +89,7 @@ def test_the_winner_replaces_the_whole_row(tmp_path: Path) -> None:
     narrow = open_table(tmp_path, upsert_by=["id"], widen=True)
     narrow.apply(stage(narrow, [row(1, "m2", later=1, name=None)]), application(2))
 
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     read = sorted((one["id"], one["name"], one["more"]) for one in loaded.to_pyarrow_table().to_pylist())
     assert read == [(1, None, None), (2, "n2", "y")]
@@ -111,7 +112,7 @@ def test_columns_may_have_any_name(tmp_path: Path) -> None:
         del rows[0]["name"]
         table.apply(stage(table, rows), application(number))
 
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     (read,) = loaded.to_pyarrow_table().to_pylist()
     assert read == rows[0]

@@ -14,6 +14,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
+from sqs_lease.spark.delta_places import require_empty
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
@@ -94,7 +95,7 @@ def test_files_of_a_table_that_was_created_a_moment_ago_are_its_own(tmp_path: Pa
     stage(table, [row(1, "m1")])
 
     # What a driver does that did not find the table yet.
-    table.storage.require_empty()
+    require_empty(table.storage)
 
 
 @pytest.mark.processes
@@ -230,7 +231,7 @@ def test_a_directory_that_another_driver_makes_while_it_is_listed_was_empty(
 
     storage = Place(str(tmp_path / "table"))
     monkeypatch.setattr(Place, "file_system", lambda _: MadeMeanwhile())
-    storage.require_empty()
+    require_empty(storage)
 
 
 def test_drivers_that_create_a_table_at_the_same_moment_create_one(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import BooleanType, DateType, DecimalType, ShortType, TimestampType
 
+from sqs_lease.spark.delta_places import load_table
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks import staging
-from sqs_lease.spark.sinks.delta.files import Listing, read_rows, statistics_of
+from sqs_lease.spark.sinks.delta.files import Listing, read_rows
+from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.staging import Staging, TaskWriter
 from tests.spark.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
 
@@ -28,7 +30,7 @@ def test_a_partitioned_table_has_each_value_in_its_own_files(tmp_path: Path) -> 
 
     table.apply(stage(table, [*rows, row(98, "m98", name=""), row(99, "m99", name=None)]), application(1))
 
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     read = {one["id"]: one["name"] for one in loaded.to_pyarrow_table().to_pylist()}
     assert read == {**dict(enumerate(names)), 98: None, 99: None}, "an empty text is a null in Delta"
@@ -57,7 +59,7 @@ def test_partitions_of_several_types_come_back_as_they_were(tmp_path: Path) -> N
     location = stage(table, rows, one_by_one=True)
     table.apply(location, application(1))
 
-    loaded = table.storage.load()
+    loaded = load_table(table.storage)
     assert loaded is not None
     assert sorted(loaded.to_pyarrow_table().to_pylist(), key=lambda one: int(one["id"])) == rows
 
@@ -77,7 +79,7 @@ def test_a_repeated_task_writes_files_of_other_names(tmp_path: Path) -> None:
 
     paths = set()
     for _ in range(2):
-        writer = TaskWriter(Staging(storage, "batches/b/t", arrow_schema(), (), statistics_of))
+        writer = TaskWriter(Staging(storage, "batches/b/t", arrow_schema()))
         (file,) = [*writer.write(rows), *writer.finish()]
         paths.add(file.path)
 
@@ -93,19 +95,22 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
 
 
 def test_a_task_tells_the_sizes_of_what_it_wrote(tmp_path: Path) -> None:
-    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
+    to = Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of)
+    writer = TaskWriter(to)
     for n in range(3):
         rows = pa.Table.from_pylist([row(n, f"m{n}"), row(n, f"m{n}")], schema=arrow_schema())
         assert list(writer.write(rows)) == []
     (file,) = writer.finish()
 
     assert (file.rows, file.size) == (6, (tmp_path / file.path).stat().st_size)
-    assert file.statistics["maxValues"]["id"] == 2
+    written = to.read_back([file])
+    assert written.message_ids.to_pylist() == ["m0", "m0", "m1", "m1", "m2", "m2"]
+    assert written.files[0].statistics["maxValues"]["id"] == 2
 
 
 def test_a_task_holds_no_more_than_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_ROW_GROUP_BYTES", 500)
-    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema(), (), statistics_of))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", arrow_schema()))
     for n in range(30):
         assert list(writer.write(pa.Table.from_pylist([row(n, f"m{n}")], schema=arrow_schema()))) == []
     (file,) = writer.finish()
@@ -124,7 +129,7 @@ def test_times_are_stored_in_utc_and_decimals_by_the_letter(tmp_path: Path) -> N
     )
     at = datetime(2026, 3, 1, 14, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))
     given = {"id": 1, "price": Decimal("1234567890123456.7891"), "at": at, "_message_id": "m1", "_sent_at": NOON}
-    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", schema, (), statistics_of))
+    writer = TaskWriter(Staging(Place.of(tmp_path), "batches/b/t", schema))
     rows = pa.Table.from_pylist([{**given, "_batch_id": "b"}], schema=elsewhere)
     (file,) = [*writer.write(rows), *writer.finish()]
 

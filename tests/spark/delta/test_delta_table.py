@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sqs_lease.spark import DeltaSink, TableError
+from sqs_lease.spark.delta_places import existing_table
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.delta import sink as delta_sink
@@ -164,8 +165,8 @@ def test_what_a_part_of_a_batch_brought_stays_for_readers_of_earlier_versions(pl
     table = open_table(place)
     for number in (1, 2):
         table.apply(stage(table, [row(number, f"m{number}")]), application(number))
-    before = table.storage.existing()
-    table.storage.existing().optimize.compact()
+    before = existing_table(table.storage)
+    existing_table(table.storage).optimize.compact()
 
     table.apply(stage(table, [row(3, "m3")]), application(3))
 
@@ -451,5 +452,5 @@ def test_a_partition_that_can_name_no_directory_stays_as_it_is_when_the_others_a
 
 def named(table: OpenDelta) -> dict[int, str | None]:
     """The names in a table, by the row's id."""
-    found = table.storage.existing().to_pyarrow_table()
+    found = existing_table(table.storage).to_pyarrow_table()
     return dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))

@@ -95,7 +95,7 @@ def test_a_try_that_another_overtakes_while_it_stages_is_no_failure(tmp_path: Pa
         def write(staging: Staging) -> Written:
             files = write_files(target, staging.directory, rows)
             meanwhile()
-            return staging._written(files)
+            return staging.read_back(files)
 
         staged: Staged = target._staged(batch_id, write)
         return staged

@@ -143,7 +143,7 @@ def test_the_ids_of_the_rows_of_many_files_take_no_memory(tmp_path: Path) -> Non
 
     before = pa.total_allocated_bytes()
     with patch.object(of_messages, "_IN_MEMORY", 5_000):
-        written = of_table._written(files)
+        written = of_table.read_back(files)
     taken = pa.total_allocated_bytes() - before
 
     assert written.message_ids.to_pylist() == [one for ids in message_ids for one in ids]

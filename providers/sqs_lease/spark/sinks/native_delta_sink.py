@@ -21,7 +21,7 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
 from sqs_lease.spark.places import OURS
 from sqs_lease.spark.schemas import check_keys, quoted
-from sqs_lease.spark.sinks.delta.files import add_action, statistics_of
+from sqs_lease.spark.sinks.delta.files import add_action
 from sqs_lease.spark.sinks.delta.schema import (
     CONSTRAINT,
     GENERATED,
@@ -32,6 +32,7 @@ from sqs_lease.spark.sinks.delta.schema import (
     is_plain,
     spark_columns,
 )
+from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.jars import tested_jars
 from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
@@ -318,5 +319,5 @@ def _named(file: StagedParquet, path: Path) -> StagedFile:
     """A file as the table's log has it."""
     status = path.stat()
     return StagedFile(
-        path.name, status.st_size, file.footer.num_rows, {}, statistics_of(file.footer), int(status.st_mtime * 1000)
+        path.name, status.st_size, file.footer.num_rows, {}, int(status.st_mtime * 1000), statistics_of(file.footer)
     )

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructType
 
+from sqs_lease.spark.arrow_values import bool_scalar, int_scalar, text_scalar
 from sqs_lease.spark.columns import NULL_DIRECTORY
 from sqs_lease.spark.schemas import quoted
 
@@ -145,7 +146,7 @@ class EmptyTexts:
 
     def __call__(self, rows: pa.Table) -> pa.Array:
         """Say of each row whether it is one."""
-        return _any_of(rows, (pc.equal(rows[name], "") for name in self.names))
+        return _any_of(rows, (pc.equal(rows[name], text_scalar("")) for name in self.names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +172,12 @@ class DoubtfulDirectories:
     def _doubtful(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         # No byte is written as more than three characters.
         longest = _longest(name) // 3
-        long = pc.greater(pc.binary_length(texts), longest)
-        special = pc.or_(pc.match_substring(texts, "\0"), pc.is_in(texts, pa.array(["", NULL_DIRECTORY])))
-        return pc.fill_null(pc.or_(long, special), False)
+        long = pc.greater(pc.binary_length(texts), int_scalar(longest))
+        special = pc.or_(pc.match_substring(texts, "\0"), pc.equal(texts, text_scalar(NULL_DIRECTORY)))
+        special = pc.or_(special, pc.equal(texts, text_scalar("")))
+        return pc.fill_null(pc.or_(long, special), bool_scalar(False))
 
 
 def _any_of(rows: pa.Table, found: Iterator[pa.ChunkedArray]) -> pa.ChunkedArray:
-    nobody = pa.chunked_array([pa.repeat(False, rows.num_rows)])
-    return reduce(pc.or_, (pc.fill_null(one, False) for one in found), nobody)
+    nobody = pa.chunked_array([pa.repeat(bool_scalar(False), rows.num_rows)])
+    return reduce(pc.or_, (pc.fill_null(one, bool_scalar(False)) for one in found), nobody)

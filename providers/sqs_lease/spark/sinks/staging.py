@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
+from sqs_lease.spark.arrow_values import bool_scalar, no_rows, one_list, repeated_text, text_scalar
 from sqs_lease.spark.batch_parts import LEFT, BatchParts
 from sqs_lease.spark.columns import MESSAGE_ID, NULL_DIRECTORY, SENT_AT
 from sqs_lease.spark.errors import TableError
@@ -54,9 +55,9 @@ _READ_AT_ONCE: Final = 16
 _IDS_AT_ONCE: Final = 30_000
 
 _IDS: Final = pa.schema([(MESSAGE_ID, pa.string())])
-_ANSWER: Final = "file BINARY, left_messages ARRAY<STRING>, left_reasons ARRAY<STRING>"
+_ANSWER: Final = "file STRING, left_messages ARRAY<STRING>, left_reasons ARRAY<STRING>"
 _ANSWER_SCHEMA: Final = pa.schema(
-    [("file", pa.binary()), ("left_messages", pa.list_(pa.string())), ("left_reasons", pa.list_(pa.string()))]
+    [("file", pa.string()), ("left_messages", pa.list_(pa.string())), ("left_reasons", pa.list_(pa.string()))]
 )
 
 
@@ -69,16 +70,18 @@ class StagedFile:
         size: Bytes.
         rows: How many rows.
         partition_values: Column -> value as Delta writes it, for a partitioned table.
-        statistics: What the table keeps of a file so that readers may skip it.
         modified_milliseconds: When it was written, in milliseconds since 1970.
+        statistics: What the table keeps of a file so that readers may skip it. The driver makes it of the footer when
+            it reads the file's message ids: some values in there can be had by way of pandas only, which a task would
+            import for them.
     """
 
     path: str
     size: int
     rows: int
     partition_values: Mapping[str, str | None]
-    statistics: Mapping[str, Any]
     modified_milliseconds: int
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Written:
 
 def nothing_left(rows: pa.Table) -> pa.ChunkedArray:
     """For tables that take every row."""
-    return pa.chunked_array([pa.repeat(False, rows.num_rows)])
+    return pa.chunked_array([pa.repeat(bool_scalar(False), rows.num_rows)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Staging:
         """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
-        written = self._written(_files_of(answers))
+        written = self.read_back(_files_of(answers))
         columns = [pc.list_flatten(answers[name]) for name in ("left_messages", "left_reasons")]
         left = pa.Table.from_arrays(columns, names=LEFT.names).cast(LEFT)
         rows = rest(left) if left.num_rows else None
@@ -164,11 +167,10 @@ class Staging:
                     size=status.st_size,
                     rows=metadata.num_rows,
                     partition_values=_partition_values(file.relative_to(target).parts[:-1]),
-                    statistics=self.statistics(metadata),
                     modified_milliseconds=int(status.st_mtime * 1000),
                 )
             )
-        return self._written(staged)
+        return self.read_back(staged)
 
     def _write_by_tasks(self, rows: DataFrame) -> Written:
         """Let each of Spark's tasks write its rows."""
@@ -178,7 +180,7 @@ class Staging:
         if self.partition_by:
             # So a task has one file open at a time.
             rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
-        return self._written(_files_of(rows.mapInArrow(self._write_rows, _ANSWER).toArrow()))
+        return self.read_back(_files_of(rows.mapInArrow(self._write_rows, _ANSWER).toArrow()))
 
     def _write_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """In a task: write the rows that Spark hands over."""
@@ -187,12 +189,19 @@ class Staging:
             yield from map(_answer, writer.write(pa.Table.from_batches([batch])))
         yield from map(_answer, writer.finish())
 
-    def _written(self, files: Sequence[StagedFile]) -> Written:
-        """These files, with the ids of the messages that have rows in them."""
-        with ThreadPoolExecutor(_READ_AT_ONCE) as readers:
-            return Written(files, mapped(readers.map(self._message_ids, files), _IDS)[MESSAGE_ID])
+    def read_back(self, files: Sequence[StagedFile]) -> Written:
+        """These files with their statistics, and the ids of the messages that have rows in them."""
+        described: list[StagedFile] = []
 
-    def _message_ids(self, file: StagedFile) -> pa.Table:
+        def message_ids() -> Iterator[pa.Table]:
+            for file, ids in readers.map(self._read, files):
+                described.append(file)
+                yield ids
+
+        with ThreadPoolExecutor(_READ_AT_ONCE) as readers:
+            return Written(described, mapped(message_ids(), _IDS)[MESSAGE_ID])
+
+    def _read(self, file: StagedFile) -> tuple[StagedFile, pa.Table]:
         try:
             with (
                 self.place.file_system().open_input_file(file.path) as source,
@@ -200,7 +209,8 @@ class Staging:
                 pq.ParquetFile(source, pre_buffer=not self.place.is_local) as parquet,
             ):
                 batches = parquet.iter_batches(_IDS_AT_ONCE, columns=[MESSAGE_ID], use_threads=False)
-                return mapped((pa.Table.from_batches([one]).cast(_IDS) for one in batches), _IDS)
+                ids = mapped((pa.Table.from_batches([one]).cast(_IDS) for one in batches), _IDS)
+                return replace(file, statistics=self.statistics(parquet.metadata)), ids
         except FileNotFoundError as error:
             raise TableError(
                 f"{file.path}, which a task of Spark's wrote, is not in {self.place.uri}: the driver and all executors "
@@ -216,13 +226,10 @@ def _files_of(answers: pa.Table) -> list[StagedFile]:
 
 def _answer(file: StagedFile | None, left: pa.Table | None = None) -> pa.RecordBatch:
     """One row of the answers."""
-    encoded = None if file is None else msgspec.json.encode(file)
-    left = LEFT.empty_table() if left is None else left
-    columns = [
-        pa.ListArray.from_arrays(pa.array([0, left.num_rows], pa.int32()), column.combine_chunks())
-        for column in left.columns
-    ]
-    return pa.RecordBatch.from_arrays([pa.array([encoded], pa.binary()), *columns], schema=_ANSWER_SCHEMA)
+    encoded = repeated_text(None if file is None else msgspec.json.encode(file).decode(), 1)
+    left = no_rows(LEFT) if left is None else left
+    columns = [one_list(column.combine_chunks()) for column in left.columns]
+    return pa.RecordBatch.from_arrays([encoded, *columns], schema=_ANSWER_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +350,6 @@ class _OpenFile:
             size=size,
             rows=metadata.num_rows,
             partition_values=dict(zip(self._staging.partition_by, self.partition, strict=True)),
-            statistics=self._staging.statistics(metadata),
             modified_milliseconds=int(datetime.now(UTC).timestamp() * 1000),
         )
 
@@ -392,7 +398,7 @@ def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 def _partition_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values as Delta's log has them, in which an empty text is a null."""
     texts = pc.cast(column, pa.string())
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    return pc.if_else(pc.equal(texts, text_scalar("")), pa.nulls(1, pa.string())[0], texts)
 
 
 def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:

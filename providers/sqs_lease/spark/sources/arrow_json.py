@@ -19,9 +19,10 @@ values that Spark would convert, and all that is rejected for another reason tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -44,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.batch_files.json_syntax import why_not_json
+from sqs_lease.spark.arrow_values import bool_scalar, no_rows, one_list, repeated_text, text_scalar
 from sqs_lease.spark.schemas import arrow_schema, types_in
 
 # Not FLOAT, which the two round differently; nor BINARY, MAP and TIMESTAMP_NTZ, which Arrow does not read or not so.
@@ -107,7 +109,7 @@ class ArrowJson:
 
     def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
         """See :class:`.source.ArrowParser`."""
-        tables, taken, reasons = [self.schema.empty_table()], [pa.array([], pa.bool_())], [pa.array([], pa.string())]
+        tables, taken, reasons = [no_rows(self.schema)], [pa.nulls(0, pa.bool_())], [pa.nulls(0, pa.string())]
         # Few enough texts at once that what is made of them is small.
         rows = max(1, len(bodies) * _READ_BYTES // max(bodies.nbytes, _READ_BYTES))
         for start in range(0, len(bodies), rows):
@@ -124,9 +126,9 @@ class ArrowJson:
                 return *self.read(texts, closed=True), pa.nulls(len(texts), pa.string())
             except _Refused:
                 pass
-        reasons = pa.array(map(why_not_json, texts.to_pylist()), pa.string())
+        reasons = _column(map(why_not_json, texts.to_pylist()))
         is_json = pc.is_null(reasons)
-        runs = [(self.schema.empty_table(), pa.array([], pa.bool_())), *self._in_runs(texts.filter(is_json))]
+        runs = [(no_rows(self.schema), pa.nulls(0, pa.bool_())), *self._in_runs(texts.filter(is_json))]
         fits = pa.concat_arrays([of_run for _, of_run in runs])
         return pa.concat_tables([table for table, _ in runs]), pc.replace_with_mask(is_json, is_json, fits), reasons
 
@@ -159,7 +161,7 @@ class ArrowJson:
                     else:
                         left = len(run)
             if left:
-                yield self.schema.empty_table(), pa.repeat(False, left)
+                yield no_rows(self.schema), pa.repeat(bool_scalar(False), left)
                 start += left
 
     def read(self, texts: pa.Array, *, closed: bool = False) -> tuple[pa.Table, pa.Array]:
@@ -227,8 +229,12 @@ def _are_objects(texts: pa.Array) -> bool:
 
 def _joined(texts: pa.Array) -> pa.Buffer:
     """The texts as lines."""
-    as_one_list = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    return pc.binary_join(as_one_list, "\n")[0].as_buffer()
+    return pc.binary_join(one_list(texts), text_scalar("\n"))[0].as_buffer()
+
+
+def _column(reasons: Iterable[str | None]) -> pa.Array:
+    runs = (repeated_text(reason, len(list(run))) for reason, run in groupby(reasons))
+    return pa.concat_arrays([repeated_text(None, 0), *runs])
 
 
 def _may_have_long_number(texts: pa.Array, joined: pa.Buffer) -> bool:
@@ -264,7 +270,7 @@ def _read_as(kind: pa.DataType) -> pa.DataType:
 
 def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
     """Which values are there where they must be, and are written as both read them."""
-    fits = pa.repeat(True, len(values))
+    fits = pa.repeat(bool_scalar(True), len(values))
     if isinstance(kind, DateType | TimestampType):
         fits = pc.match_substring_regex(values, _DATE if isinstance(kind, DateType) else _MOMENT)
     elif isinstance(kind, StructType):
@@ -275,7 +281,7 @@ def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
         if pc.any(unfit).as_py():
             parents = pc.list_parent_indices(values).filter(unfit)
             fits = pc.invert(pc.is_in(pa.array(range(len(values)), parents.type), parents))
-    return pc.if_else(pc.is_valid(values), fits, nullable)
+    return pc.if_else(pc.is_valid(values), fits, bool_scalar(nullable))
 
 
 def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -284,7 +290,7 @@ def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return values
     if pa.types.is_timestamp(kind):
         zoned = pc.match_substring_regex(values, _ZONED)
-        values = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
+        values = pc.if_else(zoned, values, pc.binary_join_element_wise(values, text_scalar("Z"), text_scalar("")))
     if pa.types.is_struct(kind):
         fields = [_converted(values.field(number), field.type) for number, field in enumerate(kind)]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.is_null(values))

@@ -148,12 +148,13 @@ def standalone_cluster(
 
 
 @contextmanager
-def connect_server(directory: Path, master: str) -> Iterator[Engine]:
+def connect_server(directory: Path, master: str, *, java_options: str = START_QUICKLY) -> Iterator[Engine]:
     """A Spark Connect server, until the block ends.
 
     Args:
         directory: For its log.
         master: Where its executors run.
+        java_options: For its process.
     """
     port = free_port()
     settings = {
@@ -168,6 +169,7 @@ def connect_server(directory: Path, master: str) -> Iterator[Engine]:
         *("--master", master, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
         "spark-internal",
+        java_options=java_options,
     )
     try:
         _wait_for_port(port, [server])

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
 from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.delta_places import create_table, existing_table, load_table, require_empty
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.places import OURS, Place
@@ -28,7 +29,6 @@ from sqs_lease.spark.sinks.delta.files import (
     add_action,
     directory_of,
     mark_added,
-    statistics_of,
     tries_beside,
     was_added,
 )
@@ -41,6 +41,7 @@ from sqs_lease.spark.sinks.delta.schema import (
     unsupported,
     unwritten,
 )
+from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
 from sqs_lease.spark.sinks.row_rules import (
     DoubtfulDirectories,
@@ -125,18 +126,18 @@ class DeltaSink:
         """
         storage = self._storage
         for _ in range(_MOST_TRIES):
-            table = storage.existing()
+            table = existing_table(storage)
             _check_order(storage, table, z_order_by)
             try:
                 removed, added = _rewrite(table, z_order_by, target_file_bytes)
             except CommitFailedError as error:
-                if storage.existing().version() == table.version():
+                if existing_table(storage).version() == table.version():
                     raise storage.unusable("cannot be optimized", error) from error
                 logger.info("table %s: rows changed in files that were being rewritten, starting again", storage.uri)
             except (DeltaError, OSError) as error:
                 raise storage.unusable("cannot be optimized", error) from error
             else:
-                return Optimized(removed, added, storage.existing().version())
+                return Optimized(removed, added, existing_table(storage).version())
         raise TableError(
             f"table {storage.uri} was not optimized: its rows changed {_MOST_TRIES} times while that was tried. Do it "
             "when fewer batches come"
@@ -163,11 +164,11 @@ class DeltaSink:
         if older_than < _LONGEST_BATCH:
             raise ValueError(f"older_than is {older_than}, and a batch may take longer: give {_LONGEST_BATCH} or more")
         storage = self._storage
-        storage.existing()
+        existing_table(storage)
         WriteAheadTable.of(OpenDelta(storage), self._ledger).look_up(LOOKED_UP.empty_table())
         hours = -(-older_than // timedelta(hours=1))
         try:
-            removed: list[str] = storage.existing().vacuum(retention_hours=hours, dry_run=False, full=True)
+            removed: list[str] = existing_table(storage).vacuum(retention_hours=hours, dry_run=False, full=True)
         except (DeltaError, OSError) as error:
             raise storage.unusable("cannot be vacuumed", error) from error
         logger.info("table %s: %d files removed that it does not have", storage.uri, len(removed))
@@ -265,10 +266,10 @@ class OpenDelta:
 
     def prepare(self, *, widen: bool) -> None:
         """Create the table if it does not exist, and make sure that it takes these columns."""
-        table = self.storage.load()
+        table = load_table(self.storage)
         if table is None:
-            self.storage.require_empty()
-            self.storage.create(delta_schema(self.columns), partition_by=self.partition_by)
+            require_empty(self.storage)
+            create_table(self.storage, delta_schema(self.columns), partition_by=self.partition_by)
             table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
         with among_others(f"table {self.storage.uri}") as others:
@@ -464,7 +465,7 @@ class OpenDelta:
             )
 
     def _existing(self) -> DeltaTable:
-        return self.storage.existing(was_there=True)
+        return existing_table(self.storage, was_there=True)
 
     def _newest_commit(self) -> str:
         """What is known of the last writer."""
