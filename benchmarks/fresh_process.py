@@ -1,4 +1,4 @@
-"""What a scheduled run pays: from the start of a new process until its messages are stored, beside a plain script.
+"""The cost of a scheduled run: from the start of a new process until its messages are stored, beside a plain script.
 
     python -m benchmarks.fresh_process [--messages 1500] [--rounds 5] [--sessions local connect]
 

@@ -93,12 +93,12 @@ def _body_of_mapping(message: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one contender took once.
+    """The cost of one contender, once.
 
     Attributes:
         seconds: From the list to what is stored.
         processor: Seconds that the driver's Python was on a processor.
-        megabytes: What it had in memory at most, beside what it had before.
+        megabytes: Its memory at most, beside its memory before.
     """
 
     seconds: float
@@ -108,7 +108,7 @@ class Cost:
     @classmethod
     def of(cls, work: Callable[[], object]) -> Cost:
         """Measure some work (Linux)."""
-        # What earlier work left free would be taken for this one's.
+        # Memory that earlier work left free would count as this one's.
         gc.collect()
         pa.default_memory_pool().release_unused()
         ctypes.CDLL(None).malloc_trim(0)
@@ -119,7 +119,7 @@ class Cost:
 
 
 def _megabytes(of: str) -> float:
-    """What Linux says of this process's memory: ``VmRSS``, now, or ``VmHWM``, at most."""
+    """Return this process's memory as Linux counts it: ``VmRSS``, now, or ``VmHWM``, at most."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{of}:"))
     return float(line.split()[1]) / 1024
 
@@ -197,7 +197,7 @@ class Contest:
 PLAIN = "plain Spark, Parquet"
 COPY = "psycopg, COPY"
 BESIDE = {"ingest, PostgreSQL": COPY}
-"""What is compared with another one than plain Spark."""
+"""Contenders that are compared with another one than plain Spark."""
 
 
 def report(kind: str, count: int, rounds: Sequence[Mapping[str, Cost]]) -> None:
