@@ -20,6 +20,7 @@ from sqs_lease.batch_files.manifest import (
     SCHEMA,
     ManifestError,
     join_manifests,
+    message_tables,
     read_manifest,
     write_manifest,
 )
@@ -73,6 +74,12 @@ def test_other_programs_read_it_as_a_table_with_what_they_need_of_each_message(w
     assert first["sent_at"].isoformat() == "2026-01-01T00:00:00.123000+00:00"
     assert json.loads(first["attributes"])["MessageGroupId"] == "g"
     assert (second["sent_at"], second["message_attributes"], second["altered"]) == (None, None, False)
+
+
+def test_a_message_id_that_utf_8_cannot_express_is_an_error_and_never_another_id() -> None:
+    messages = [{"MessageId": message_id, "Body": "{}"} for message_id in ("m\ud800", "m\udfff")]
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        list(message_tables(messages))
 
 
 def test_half_a_surrogate_pair_is_replaced_and_its_message_kept(tmp_path: Path) -> None:

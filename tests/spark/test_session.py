@@ -88,7 +88,25 @@ def test_what_comes_from_the_environment_is_on_no_command_line(tmp_path: Path) -
     assert [path.name for path in temporary.rglob("*") if path.name.endswith(".conf")] == []
 
 
-def test_settings_are_written_as_java_reads_properties() -> None:
-    written = properties({"a.b": "x=y: #1\\\n\t z", "on": True, "number": 3, "spaced": " x"})
+def test_settings_reach_java_beside_a_file_of_the_users_own(tmp_path: Path) -> None:
+    own = tmp_path / "own settings.conf"
+    own.write_text("spark.own=1\nspark.driver.memory=600m\n")
+    program = """
+from sqs_lease.spark.session import driver_session
+with driver_session(master="local[1]", remote=None, conf={"spark.driver.memory": "700m"}) as spark:
+    print(spark._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20, spark.conf.get("spark.own"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--properties-file '{own}' pyspark-shell"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "700 1"
 
-    assert written == "a.b=x=y: #1\\\\\\n\\t z\non=true\nnumber=3\nspaced=\\ x\n"
+
+def test_settings_are_written_as_java_reads_properties() -> None:
+    written = properties({"a.b": "x=y: #1\\\n\t z", "on": True, "number": 3, "spaced": " x", "a=b c": ""})
+
+    assert written == "a.b=x=y: #1\\\\\\n\\t z\non=true\nnumber=3\nspaced=\\ x\na\\u003db\\u0020c=\n"

@@ -192,7 +192,7 @@ def _table(
 ) -> pa.Table:
     texts, altered = _texts(bodies)
     columns = [
-        _texts(message_ids)[0],
+        pa.array(message_ids, pa.string()),
         texts,
         _times([said.get("SentTimestamp") for said in attributes]),
         _receive_counts([said.get("ApproximateReceiveCount") for said in attributes]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -110,11 +112,15 @@ def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
     with TemporaryDirectory(prefix="sqs-lease-") as directory:
         file = Path(directory, "spark.conf")
         file.touch(0o600)
-        file.write_text(properties(settings), encoding="utf-8")
         before = os.environ.get(_SUBMIT_ARGUMENTS)
-        # The user's own spark-defaults.conf counts as it does without such a file, and so do arguments that are set.
-        given = f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {before or 'pyspark-shell'}"
-        os.environ[_SUBMIT_ARGUMENTS] = given
+        *arguments, program = shlex.split(before or "pyspark-shell")
+        own = _properties_files(arguments)
+        # The last of several files is the only one that counts, so this one has the text of the user's own, too.
+        # Without one, the user's spark-defaults.conf counts as it does for Spark alone.
+        text = Path(own[-1]).read_text(encoding="utf-8") + "\n" if own else ""
+        file.write_text(text + properties(settings), encoding="utf-8")
+        defaults = () if own else ("--load-spark-defaults",)
+        os.environ[_SUBMIT_ARGUMENTS] = shlex.join([*defaults, *arguments, "--properties-file", str(file), program])
         try:
             yield
         finally:
@@ -124,12 +130,19 @@ def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
                 os.environ[_SUBMIT_ARGUMENTS] = before
 
 
+def _properties_files(arguments: Sequence[str]) -> list[str]:
+    option = "--properties-file"
+    named = [after for argument, after in pairwise(arguments) if argument == option]
+    return named + [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{option}=")]
+
+
 def properties(settings: Mapping[str, Any]) -> str:
     """Write settings as a file of Java's properties: see ``java.util.Properties.load``."""
     lines = []
     for name, value in settings.items():
+        key = re.sub(r"[\s=:#!\\]", lambda found: f"\\u{ord(found[0]):04x}", name)
         text = (str(value).lower() if isinstance(value, bool) else str(value)).translate(_ESCAPES)
-        lines.append(f"{name}={chr(92) if text.startswith(' ') else ''}{text}\n")
+        lines.append(f"{key}={chr(92) if text.startswith(' ') else ''}{text}\n")
     return "".join(lines)
 
 

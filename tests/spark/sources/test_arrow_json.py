@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object, why_not_json
 from sqs_lease.spark.columns import MESSAGE_ID, REASON
@@ -341,3 +341,16 @@ def test_objects_with_other_fields_than_columns_are_taken(spark: SparkSession) -
     columns = columns_of("id INT, in STRUCT<a: INT>")
     given = {"a": '{"id": 1, "x": {"x": [1]}}', "b": '{"id": 2}', "c": '{"in": {"a": 3, "b": 4}}'}
     assert by_arrow(columns, given) == by_spark(spark, columns, given)
+
+
+@pytest.mark.parametrize("number", ["1" * 310, "-" + "1" * 400, "1.8e308", "17976931348623159077e289", "1e400"])
+@pytest.mark.parametrize("body", ['{"d": %s}', '{"a": [1, %s]}', '{"s": {"d": %s}}'])
+def test_a_number_that_no_double_holds_is_rejected_and_never_stored_as_infinite(body: str, number: str) -> None:
+    """Arrow refuses 1e400, and reads 1.8e308 or 310 digits as infinite."""
+    text = body % number
+    number_column = StructField("d", DoubleType())
+    columns = [number_column, StructField("a", ArrayType(DoubleType())), StructField("s", StructType([number_column]))]
+    reader = ArrowJson.of(StructType(columns))
+    assert reader is not None
+    table, _, reasons = reader(pa.array([text]))
+    assert (table.to_pylist(), reasons.to_pylist()) == ([], [why_not_json(text)])

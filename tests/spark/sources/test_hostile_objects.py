@@ -509,6 +509,15 @@ def test_pages_follow_one_another_as_arrow_finds_them() -> None:
             ).total_compressed_size + min(page.content_at for page in pages)
 
 
+@pytest.mark.parametrize("rest", [bytes(200_000), gzip.compress(b"") * 2_000], ids=["zeros", "empty members"])
+def test_time_passes_also_in_a_gzip_file_that_gives_no_more_content(rest: bytes) -> None:
+    clock = iter(range(10**9))
+
+    found = read(JsonLines(), gzip.compress(b'{"a":1}\n') + rest, "a.gz", seconds=100, clock=lambda: next(clock))
+
+    assert "longer than 100 s to read (max_seconds)" in found[1]
+
+
 def test_nulls_that_stand_for_tensors_are_few_at_a_time_or_refused() -> None:
     """An extension type hides the fixed size of its storage; with 100 000 in place of 20 000 it took 4 GB."""
     content = parquet(pa.table({"text": pa.array([None] * 10_000, pa.list_(pa.int8()))}), store_schema=False)

@@ -6,8 +6,8 @@ all the rest, so most texts are asked in another way, which needs two parsers an
 - msgspec says that a text is one JSON value and nothing else, and the text begins with a brace. Arrow reads many texts
   as one, and would not notice that two texts are three records.
 - Arrow reads no value in any other notation than that of RFC 8259, which msgspec skips over in parts. It refuses a
-  name that stands twice, if it is the name of a column or of a nested field, and a number that no double holds. So it
-  is told to refuse all other names, too.
+  name that stands twice, if it is the name of a column or of a nested field. So it is told to refuse all other names,
+  too. A number that no double holds it refuses, or reads as infinite, which counts as refused.
 
 Where either refuses anything, all texts that were asked together are asked one by one. There is a test that compares.
 
@@ -184,6 +184,9 @@ class ArrowJson:
                     unexpected_field_behavior="error" if closed else "ignore",
                 ),
             )
+            if closed and any(map(_has_infinite, read.columns)):
+                # Arrow reads most numbers that no double holds as infinite. The slow check says which text has one.
+                raise _Refused(None)
             # In one block, so a column has one chunk; combine_chunks() would copy it.
             if read.num_rows != len(texts) or any(column.num_chunks != 1 for column in read.columns):
                 raise _Refused(None)
@@ -282,6 +285,14 @@ def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
             parents = pc.list_parent_indices(values).filter(unfit)
             fits = pc.invert(pc.is_in(pa.array(range(len(values)), parents.type), parents))
     return pc.if_else(pc.is_valid(values), fits, bool_scalar(nullable))
+
+
+def _has_infinite(values: pa.Array | pa.ChunkedArray) -> bool:
+    if pa.types.is_floating(values.type):
+        return bool(pc.any(pc.is_inf(values)).as_py())
+    if pa.types.is_struct(values.type):
+        return any(map(_has_infinite, values.flatten()))
+    return pa.types.is_list(values.type) and _has_infinite(pc.list_flatten(values))
 
 
 def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -266,6 +266,19 @@ class _Counted(io.RawIOBase):
         return len(read)
 
 
+class _Timed:
+    """A compressed file. Zeros after its end, or empty members, take time and give no content that would be counted."""
+
+    def __init__(self, file: IO[bytes], allowance: Allowance) -> None:
+        self._file = file
+        self._allowance = allowance
+        self.seek = file.seek
+
+    def read(self, size: int = -1) -> bytes:
+        self._allowance.look_at_the_clock()
+        return self._file.read(size)
+
+
 @contextmanager
 def decompressed(file: IO[bytes], name: str, allowance: Allowance) -> Iterator[IO[bytes]]:
     """Open a file from its start, through gzip where its name says so; what is read of it is counted."""
@@ -273,7 +286,7 @@ def decompressed(file: IO[bytes], name: str, allowance: Allowance) -> Iterator[I
     if not name.endswith(_GZIP_SUFFIX):
         yield io.BufferedReader(_Counted(file, allowance), _READ_BYTES)
         return
-    with faults_named("gzip"), gzip.GzipFile(fileobj=file, mode="rb") as content:
+    with faults_named("gzip"), gzip.GzipFile(fileobj=_Timed(file, allowance), mode="rb") as content:
         yield io.BufferedReader(_Counted(content, allowance), _READ_BYTES)
 
 
