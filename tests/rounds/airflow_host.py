@@ -22,8 +22,9 @@ from tests.rounds.audit import Block, Done, Takeover
 from tests.rounds.crew import Crew, Ground
 from tests.rounds.draw import Kind, Traits, Work
 from tests.rounds.gate import FaultyGate
+from tests.rounds.notebook import read_lines
 from tests.rounds.stacks import as_json
-from tests.rounds.workers import Worker, read_lines
+from tests.rounds.workers import Worker
 
 DAGS_FOLDER: Final = Path(__file__).with_name("airflow_dags")
 WAITING: Final = ("mapped", "whole")

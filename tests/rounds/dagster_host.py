@@ -23,8 +23,9 @@ from tests.rounds.audit import Block, Done
 from tests.rounds.crew import Crew, Ground
 from tests.rounds.draw import Kind, Traits, Work
 from tests.rounds.gate import FaultyGate
+from tests.rounds.notebook import read_lines
 from tests.rounds.stacks import as_json
-from tests.rounds.workers import Worker, blocks_in, read_lines
+from tests.rounds.workers import Worker, blocks_in
 
 Answer = TypeVar("Answer")
 

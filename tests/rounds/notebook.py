@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -40,3 +42,13 @@ def append(path: Path, line: dict[str, Any]) -> None:
     with path.open("a") as file:
         # On a line of its own, also where a full disk took only a part of the last one.
         file.write("\n" + json.dumps(line) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of JSON that were written whole."""
+    with suppress(FileNotFoundError):
+        for line in path.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                parsed = json.loads(line)
+                if isinstance(parsed, dict):
+                    yield parsed

@@ -11,8 +11,8 @@ from typing import Final
 from tests.rounds.audit import Done
 from tests.rounds.crew import Consumers, Ground, consumers
 from tests.rounds.draw import Kind, Traits, Work
+from tests.rounds.notebook import read_lines
 from tests.rounds.stacks import as_json
-from tests.rounds.workers import read_lines
 
 TRAITS: Final = Traits(
     name="plain",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final, Protocol
 from demo.processes import ROOT, ServerProcess, start_process
 from tests.rounds.audit import Block
 from tests.rounds.gate import FaultyGate
+from tests.rounds.notebook import read_lines
 
 FAKETIME: Final = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketime" / "libfaketimeMT.so.1"
 """Debian's package `libfaketime`: it gives a process another calendar, and leaves its monotonic clocks alone."""
@@ -203,16 +203,6 @@ def _block(
 ) -> Block:
     counts = dict(zip(entered["ids"], entered.get("receive_counts", ()), strict=False))
     return Block(worker, frozenset(entered["ids"]), entered["at"], ended_at, is_green, dict(failed), counts)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of JSON that were written whole."""
-    with suppress(FileNotFoundError):
-        for line in path.read_text(errors="replace").splitlines():
-            with suppress(ValueError):
-                parsed = json.loads(line)
-                if isinstance(parsed, dict):
-                    yield parsed
 
 
 def python_environment(endpoint_url: str, directory: Path) -> dict[str, str]:
