@@ -334,6 +334,7 @@ def _crew(ground: Ground) -> Iterator[AirflowCrew]:
         directory.mkdir()
     environment = {
         **SETTINGS,
+        **ground.recorded,
         "ROUNDS_QUEUE": ground.queue,
         "ROUNDS_SHORT_SECONDS": str(SHORT_SECONDS),
         "ROUNDS_TABLE": str(table),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from tests.rounds.beliefs import Belief, held_by_two, taken_after_the_end, unconfirmed
 from tests.rounds.draw import AWAY, Kind, Work
 from tests.rounds.ledger import Entry
 
@@ -51,6 +52,8 @@ class Rule(Enum):
     AFTER_THE_END = "a call for a lease that had ended"
     TOO_LONG = "a lease longer than the policy's"
     ORDER = "a message is deleted ahead of an earlier one of its group"
+    UNCONFIRMED = "a holder relies on a deadline that the service did not confirm"
+    NOT_HANDED_OVER = "a holder goes on with a lease that another one took or ended"
     STUCK = "the round does not come to its end"
     DIED = "a worker ended by itself"
 
@@ -153,6 +156,7 @@ class Evidence:
         deaths: The workers that ended by themselves, and how.
         takeover: How leases come from a process that is gone to another one; None where they do not.
         passed_on_seconds: By how much a process extends a batch that it passes on; 0 where none is passed on.
+        beliefs: What the holders believed about their leases, in the order of time.
     """
 
     sent: Mapping[str, Work]
@@ -167,6 +171,7 @@ class Evidence:
     deaths: Sequence[str] = field(default_factory=tuple)
     takeover: Takeover | None = None
     passed_on_seconds: float = 0.0
+    beliefs: Sequence[Belief] = ()
 
 
 def audit(evidence: Evidence) -> list[Finding]:
@@ -189,6 +194,7 @@ def audit(evidence: Evidence) -> list[Finding]:
         *_silent(evidence, by_message),
         *_after_the_end(evidence, by_message),
         *_too_long(evidence, by_message),
+        *_beliefs(evidence),
     ]
 
 
@@ -529,3 +535,36 @@ def _too_long(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> 
                     Rule.TOO_LONG,
                     f"{message_id}: {entry.worker} extended it by {entry.timeout_seconds:g} s after {worked:.1f} s",
                 )
+
+
+def _beliefs(evidence: Evidence) -> Iterator[Finding]:
+    for belief, latest in unconfirmed(evidence.beliefs, evidence.entries):
+        yield Finding(
+            Rule.UNCONFIRMED,
+            f"{belief.message_id}: at {belief.at:.3f} {belief.holder} relies on it until {belief.until:.3f}, and the "
+            f"service hid it until {latest:.3f}",
+        )
+    for belief, end in taken_after_the_end(evidence.beliefs, evidence.entries):
+        if not _may_not_know(evidence.windows, end.asked_at, belief.at):
+            yield Finding(
+                Rule.NOT_HANDED_OVER,
+                f"{belief.message_id}: {belief.holder} took its lease at {belief.at:.3f}, and {end.worker} had ended "
+                f"it at {end.asked_at:.3f}",
+            )
+    for holder, belief in held_by_two(evidence.beliefs):
+        if not _may_not_know(evidence.windows, holder.at, belief.at):
+            yield Finding(
+                Rule.NOT_HANDED_OVER,
+                f"{belief.message_id}: {holder.holder} took its lease at {holder.at:.3f}, and {belief.holder} extended "
+                f"it at {belief.at:.3f} all the same",
+            )
+
+
+def _may_not_know(windows: Iterable[Window], since: float, until: float) -> bool:
+    """Whether a process may not have learned in time what another one did: one was gone, or the database was."""
+    return any(
+        (window.kind is None or window.kind in GONE | ENDED)
+        and window.began_at <= until
+        and since - LONGEST_WAY_SECONDS <= window.ended_at
+        for window in windows
+    )

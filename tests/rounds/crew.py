@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from time import monotonic
 from typing import Final, Protocol
 
 from benchmarks.peers.proxy import Proxy
+from demo.processes import ROOT
 from demo.sqs_server import SqsServer
+from tests.rounds import recorder
 from tests.rounds.audit import Block
 from tests.rounds.draw import Kind, Traits
 from tests.rounds.faults import impossible_here
@@ -53,6 +56,17 @@ class Ground:
         )
         self.proxy.open(gate)
         return gate
+
+    @property
+    def beliefs(self) -> Path:
+        """The directory in which the processes record what they believe about their leases."""
+        return self.directory / "beliefs"
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The environment that makes Python processes record, also such that are started with nothing else."""
+        paths = (recorder.PLACE, ROOT / "providers", ROOT)
+        return {**recorder.environment(self.beliefs), "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 class Crew(Protocol):
@@ -110,6 +124,7 @@ def consumers(ground: Ground, traits: Traits, command: Callable[[int], Sequence[
                 command(number),
                 {
                     **python_environment(gate.endpoint_url, ground.directory),
+                    **ground.recorded,
                     "ROUNDS_QUEUE": ground.queue,
                     # A JVM lives for minutes, and is killed.
                     "JDK_JAVA_OPTIONS": (

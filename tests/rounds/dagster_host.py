@@ -320,6 +320,7 @@ def _crew(ground: Ground) -> Iterator[DagsterCrew]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": ground.server.secret,
+        **ground.recorded,
         "ROUNDS_QUEUE": ground.queue,
         "ROUNDS_TABLE": str(table),
         "ROUNDS_NOTES": str(notes.directory),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from benchmarks.peers.proxy import succeeded_entries
+from tests.rounds.recorder import key_of
 
 CHANGES: Final = frozenset({"ChangeMessageVisibility", "ChangeMessageVisibilityBatch"})
 DELETES: Final = frozenset({"DeleteMessage", "DeleteMessageBatch"})
@@ -56,6 +57,7 @@ class Ledger:
         self.entries: list[Entry] = []
         self.visibility_seconds = 30.0
         self._receptions: dict[str, tuple[int, str]] = {}
+        self._numbers: dict[str, int] = {}
 
     def note(
         self,
@@ -81,6 +83,7 @@ class Ledger:
                 number, _ = self._receptions.setdefault(
                     message["ReceiptHandle"], (len(self._receptions) + 1, message["MessageId"])
                 )
+                self._numbers[key_of(message["ReceiptHandle"])] = number
                 self.entries.append(Entry(worker, "receive", message["MessageId"], number, *times, seconds, True))
         elif operation in CHANGES | DELETES:
             done = {entry["ReceiptHandle"] for entry in succeeded_entries(request, answer)}
@@ -90,6 +93,10 @@ class Ledger:
                 kind: Kind = "change" if operation in CHANGES else "delete"
                 acted = entry["ReceiptHandle"] in done
                 self.entries.append(Entry(worker, kind, message_id, number, *times, seconds, acted))
+
+    def reception_of(self, key: str) -> int:
+        """The number of the reception whose handle has this key (:func:`.recorder.key_of`); 0 for an unknown one."""
+        return self._numbers.get(key, 0)
 
     def since(self, index: int) -> Sequence[Entry]:
         """The entries from an index on."""

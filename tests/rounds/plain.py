@@ -37,12 +37,15 @@ TRAITS: Final = Traits(
 )
 
 
+FORMS: Final = ("blocking", "asynchronous", "consumer")
+"""What each worker is, by its number."""
+
 FIFO_TRAITS: Final = replace(TRAITS, name="fifo", groups=4)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainHost:
-    """Two blocking consumers and an asynchronous one, whose table is a file for each message."""
+    """Programs with `lease`, `async_lease` and a `Consumer`, one each, whose table is a file for each message."""
 
     traits: Traits = TRAITS
     each_once: bool = False
@@ -57,7 +60,7 @@ class PlainHost:
         return consumers(
             ground,
             self.traits,
-            lambda number: [*program, "asynchronous" if number == 1 else "blocking", ground.disk],
+            lambda number: [*program, FORMS[number], ground.disk],
         )
 
     def table(self, disk: Path) -> list[Done]:

@@ -1,4 +1,4 @@
-"""A worker of the plain stack: leases messages, works on them, and notes what it does: `... blocking DISK NOTES`.
+"""A worker of the plain stack: leases messages, works on them, and notes what it does: `... FORM DISK NOTES`.
 
 The work on a message takes some memory, and writes a file into the table, a directory on a small disk of its own. The
 notes are elsewhere, so that they can be written when the table cannot.
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import boto3
 
-from sqs_lease import async_lease, by_exception, dead_letter, lease, release
+from sqs_lease import Consumer, async_lease, by_exception, dead_letter, lease, release
 from sqs_lease.core.messages import Message
 from sqs_lease.sqs.client import client_config
 from tests.rounds.notebook import Notebook, append
@@ -27,6 +27,7 @@ from tests.rounds.notebook import Notebook, append
 QUEUE: Final = os.environ.get("ROUNDS_QUEUE", "")
 WAIT_SECONDS: Final = 4
 PAUSE_SECONDS: Final = 0.2
+CONSUMER_MESSAGES: Final = 3
 MEMORY_BYTES: Final = 16 * 2**20
 POISON: Final = ("builtins.ValueError",)
 
@@ -69,6 +70,39 @@ async def asynchronous(book: Notebook, table: Path, session: boto3.Session, rule
                 await batch.succeed(message)
 
 
+def consuming(book: Notebook, table: Path, session: boto3.Session, rule: Any) -> None:
+    """Work on single messages until the consumer gives up.
+
+    A block is the work on one message. It ends before the message is settled, so it promises nothing of that.
+    """
+
+    def handle(message: Message) -> None:
+        book.holds([message.message_id])
+        try:
+            work(message)
+        except Exception as error:
+            book.ended(error)
+            raise
+        book.ended(Unsettled())
+
+    def work(message: Message) -> None:
+        order = json.loads(message.body)
+        with mmap(-1, MEMORY_BYTES):
+            work_for(order["seconds"])
+        if (errors := errors_of(order, message)) is not None:
+            book.fails(message.message_id)
+            raise ValueError("drawn so") if errors else RuntimeError("drawn so")
+        store(table, message)
+
+    client = session.client("sqs", config=client_config())
+    with Consumer(QUEUE, max_messages=CONSUMER_MESSAGES, on_failure=rule, on_lost="raise", client=client) as consumer:
+        consumer.run(handle)
+
+
+class Unsettled(Exception):  # noqa: N818 - a note, and never raised
+    """The work is done, and the message is not deleted yet."""
+
+
 def store(table: Path, message: Message) -> None:
     table.mkdir(exist_ok=True)
     # A file of its own: a full disk still has room in the last block of a file.
@@ -98,8 +132,10 @@ def main() -> None:
         try:
             if kind == "blocking":
                 blocking(book, table, session, rule)
-            else:
+            elif kind == "asynchronous":
                 asyncio.run(asynchronous(book, table, session, rule))
+            else:
+                consuming(book, table, session, rule)
         except Exception as error:
             logging.exception("The block failed")
             book.ended(error)

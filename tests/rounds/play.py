@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final
 
 from tests.rounds.audit import Evidence, Finding, Window, audit
+from tests.rounds.beliefs import read_beliefs
 from tests.rounds.draw import Fault, Kind, Plan
 from tests.rounds.faults import begin, impossible_here
 from tests.rounds.stacks import Stack
@@ -99,6 +100,7 @@ class Player:
             deaths=tuple(self._deaths),
             takeover=self._stack.host.takeover,
             passed_on_seconds=self._stack.host.passed_on_seconds,
+            beliefs=read_beliefs(self._stack.beliefs, self._stack.ledger, began_at),
         )
         self._stack.host.forget(self._stack.place.disk)
         left_out = [fault for fault in plan.faults if fault.kind in impossible]

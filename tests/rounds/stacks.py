@@ -82,6 +82,7 @@ class Stack:
     dead_letter_url: str
     sqs: SQSClient
     server_pid: int
+    beliefs: Path
 
     def send(self, plan: Plan) -> dict[str, Work]:
         """Send the messages of a round, and return them by their ids."""
@@ -136,7 +137,9 @@ def stack(host: Host, directory: Path) -> Iterator[Stack]:
         ground = Ground(directory, server, proxy, Ledger(), disk, queue)
         crew = exits.enter_context(host.crew(ground))
         place = Place(crew.workers, proxy, disk, crew.restart_database)
-        yield Stack(host, directory, ground.ledger, place, crew, queue_url, dead_letter_url, sqs, server.pid)
+        yield Stack(
+            host, directory, ground.ledger, place, crew, queue_url, dead_letter_url, sqs, server.pid, ground.beliefs
+        )
 
 
 def as_json(work: Work) -> str:

@@ -1,0 +1,126 @@
+"""The auditor sees a holder that relies on more than the service confirmed, and a lease with two holders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ROOT
+from tests.rounds import recorder
+from tests.rounds.audit import Evidence, Rule, Window, audit
+from tests.rounds.beliefs import Belief, What, read_beliefs
+from tests.rounds.draw import Kind
+from tests.rounds.ledger import Entry, Ledger
+from tests.rounds.test_audit import GOOD, A, B, change, receive, rules
+
+
+def believes(
+    what: What, at: float, until: float | None, *, holder: str = A, asked_at: float | None = None, reception: int = 1
+) -> Belief:
+    return Belief(holder, what, "m", reception, at, until, asked_at)
+
+
+def round_of(beliefs: Sequence[Belief], *entries: Entry, windows: Sequence[Window] = ()) -> Evidence:
+    """A good round of one message, with these beliefs, and further calls ahead of its delete."""
+    return replace(GOOD, beliefs=beliefs, entries=[*GOOD.entries[:-1], *entries, GOOD.entries[-1]], windows=windows)
+
+
+HONEST = [
+    believes("holds", 0.01, 11.4),
+    believes("extends", 8.02, 19.9, asked_at=7.9),
+    believes("ended", 14.02, None),
+]
+
+
+def test_a_holder_that_counts_from_before_its_calls_is_believed() -> None:
+    assert audit(round_of(HONEST)) == []
+
+
+def test_an_extension_that_was_never_sent_is_seen_although_no_consumer_noticed() -> None:
+    faked = believes("extends", 10.0, 22.0, asked_at=10.0)
+    assert rules(audit(round_of([*HONEST[:2], faked, HONEST[2]]))) == [Rule.UNCONFIRMED]
+
+
+def test_an_extension_that_the_service_refused_is_seen_when_the_holder_takes_it_for_confirmed() -> None:
+    refused = change(A, 10.0, 1, 12.0, acted=False)
+    believed = believes("extends", 10.02, 22.0, asked_at=9.99)
+    assert rules(audit(round_of([*HONEST[:2], believed], refused))) == [Rule.UNCONFIRMED]
+
+
+def test_a_deadline_that_is_repeated_is_one_finding() -> None:
+    faked = [believes("extends", at, 30.0, asked_at=10.0) for at in (10.0, 10.5, 11.0)]
+    assert len(audit(round_of([*HONEST[:2], *faked]))) == 1
+
+
+def test_a_lease_that_a_holder_is_in_doubt_of_is_relied_on_by_none() -> None:
+    assert audit(round_of([believes("holds", 0.01, None)])) == []
+
+
+def test_a_hand_over_with_a_later_deadline_than_the_last_holder_had_is_seen() -> None:
+    taken = believes("holds", 9.0, 600.0, holder=B)
+    assert rules(audit(round_of([*HONEST[:2], believes("ended", 8.5, None), taken]))) == [Rule.UNCONFIRMED]
+
+
+def test_a_hand_over_of_another_batch_is_seen_by_a_lease_that_had_ended() -> None:
+    taken = believes("holds", 15.0, 19.0, holder=B)
+    assert rules(audit(round_of([*HONEST, taken]))) == [Rule.NOT_HANDED_OVER]
+
+
+TAKEN = believes("holds", 9.0, 19.0, holder=B)
+GOES_ON = believes("extends", 12.02, 23.9, asked_at=11.9)
+
+
+def test_a_holder_that_extends_what_another_one_took_is_seen() -> None:
+    extended = change(A, 12.0, 1, 12.0)
+    assert rules(audit(round_of([*HONEST[:2], TAKEN, GOES_ON], extended))) == [Rule.NOT_HANDED_OVER]
+
+
+def test_a_call_that_was_decided_before_the_other_one_took_the_lease_breaks_nothing() -> None:
+    late = replace(GOES_ON, asked_at=8.9, until=20.9)
+    assert audit(round_of([*HONEST[:2], TAKEN, late], change(A, 9.1, 1, 12.0))) == []
+
+
+@pytest.mark.parametrize("kind", [Kind.STOP, Kind.KILL, Kind.DATABASE, None], ids=str)
+def test_a_process_that_was_away_may_not_know_of_the_other_one(kind: Kind | None) -> None:
+    window = Window(kind, None, 8.5, 11.0)
+    found = audit(round_of([*HONEST[:2], TAKEN, GOES_ON], change(A, 12.0, 1, 12.0), windows=[window]))
+    assert found == []
+
+
+PROGRAM = """
+from random import Random
+from sqs_lease.core.ledger import Ledger
+from sqs_lease.core.messages import Lease, Receipt
+from sqs_lease.core.policies import Fixed
+ledger = Ledger(Random(0))
+ledger.hold(Lease(Receipt("m", "handle"), 0.0, 1e9), Fixed(visibility=30, every=10))
+ledger.forget(Receipt("m", "handle"))
+"""
+
+
+def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path) -> None:
+    ledger = Ledger()
+    answer = {"Messages": [{"MessageId": "m", "ReceiptHandle": "handle"}]}
+    ledger.note(A, "ReceiveMessage", {}, answer, (0.0, 0.1))
+    paths = (recorder.PLACE, ROOT / "providers", ROOT)
+    environment = {**os.environ, **recorder.environment(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment, cwd=tmp_path)
+    beliefs = read_beliefs(tmp_path, ledger, 0.0)
+    assert [(belief.what, belief.message_id, belief.reception) for belief in beliefs] == [
+        ("holds", "m", 1),
+        ("ended", "m", 1),
+    ]
+    assert beliefs[0].until is not None
+    assert beliefs[1].until is None
+    assert receive(A, 0.0, 1).reception == beliefs[0].reception
+    # A handle is a credential for its message.
+    assert "handle" not in json.dumps([line.name for line in tmp_path.iterdir()]) + "".join(
+        file.read_text() for file in tmp_path.iterdir()
+    )
