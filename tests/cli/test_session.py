@@ -56,3 +56,20 @@ def test_a_second_ctrl_c_does_not_stop_what_the_first_one_began() -> None:
 
     assert given_back == ["a message"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sigterm_ends_a_command_only_when_it_has_tidied_up() -> None:
+    tidied: list[str] = []
+
+    async def hold() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.to_thread(tidied.append, "a queue that was made")
+
+    with queue_session(AwsAccess(endpoint_url=HERE), "orders") as session, pytest.raises(SystemExit, match="143"):
+        session.run(hold())
+
+    assert tidied == ["a queue that was made"]

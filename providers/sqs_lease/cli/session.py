@@ -19,6 +19,9 @@ from sqs_lease.sqs.move_tasks import RedriveTransport
 PATIENCE_SECONDS: Final = 15.0
 """Time after the first Ctrl-C in which further ones are ignored, because messages are being given back."""
 
+TERMINATED: Final = 128 + signal.SIGTERM
+"""The exit code of a command that SIGTERM ended, as shells report it."""
+
 _T = TypeVar("_T")
 _Reached = TypeVar("_Reached", bound=RedriveTransport)
 
@@ -46,41 +49,44 @@ class Session(Generic[_Reached]):
             self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end. The first Ctrl-C cancels it, and its end is awaited.
+        """Run a coroutine to its end. The first Ctrl-C or SIGTERM cancels it, and its end is awaited.
 
-        A second Ctrl-C must not leave messages in flight: it is ignored, unless the end takes longer than
+        A second one must not leave messages in flight or queues behind: it is ignored, unless the end takes longer than
         :data:`PATIENCE_SECONDS`.
 
         Raises:
             KeyboardInterrupt: The user pressed Ctrl-C, and the coroutine ended by it.
+            SystemExit: The process got SIGTERM, and the coroutine ended by it.
         """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             # Ctrl-C has another handler in this process, or is ignored.
             return self._runner.run(work)
         loop = self._runner.get_loop()
-        interrupted_at: list[float] = []
+        interrupts: list[tuple[float, KeyboardInterrupt | SystemExit]] = []
 
-        def interrupt(task: asyncio.Future[Any]) -> None:
-            interrupted_at.append(loop.time())
-            if len(interrupted_at) == 1:
+        def interrupt(task: asyncio.Future[Any], end: KeyboardInterrupt | SystemExit) -> None:
+            interrupts.append((loop.time(), end))
+            if len(interrupts) == 1:
                 task.cancel()
-            elif interrupted_at[-1] - interrupted_at[0] > PATIENCE_SECONDS:
-                raise KeyboardInterrupt
+            elif loop.time() - interrupts[0][0] > PATIENCE_SECONDS:
+                raise end
 
         async def interruptible() -> _T:
             task = asyncio.ensure_future(work)
-            loop.add_signal_handler(signal.SIGINT, interrupt, task)
+            loop.add_signal_handler(signal.SIGINT, interrupt, task, KeyboardInterrupt())
+            loop.add_signal_handler(signal.SIGTERM, interrupt, task, SystemExit(TERMINATED))
             try:
                 return await task
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
+                loop.remove_signal_handler(signal.SIGTERM)
 
         try:
             return self._runner.run(interruptible())
         except asyncio.CancelledError:
-            if not interrupted_at:
+            if not interrupts:
                 raise
-            raise KeyboardInterrupt from None
+            raise interrupts[0][1] from None
 
 
 def queue_session(access: AwsAccess, queue: str) -> Session[RedriveTransport]:
