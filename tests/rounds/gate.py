@@ -62,10 +62,15 @@ class FaultyGate(Gate):
         fails = self.random.random() < self.error_share
         if fails and self.random.random() < 0.5:
             return error_answer(503, "ServiceUnavailable", "The service cannot take this request.")
-        answer = await forward()
-        self.calls[call.operation] += 1
-        content = answer.content if answer.status < 400 else _all_failed(call.request)
-        self.ledger.note(self.worker, call.operation, call.request, content, (asked_at, monotonic()))
+        deletes = call.operation in DELETES
+        self.ledger.deletes_under_way += deletes
+        try:
+            answer = await forward()
+            self.calls[call.operation] += 1
+            content = answer.content if answer.status < 400 else _all_failed(call.request)
+            self.ledger.note(self.worker, call.operation, call.request, content, (asked_at, monotonic()))
+        finally:
+            self.ledger.deletes_under_way -= deletes
         if fails:
             return error_answer(500, "InternalError", "The service failed.")
         if self.random.random() < self.lost_share:

@@ -51,11 +51,13 @@ class Ledger:
     Attributes:
         entries: What was noted; only ever appended to, by the proxy.
         visibility_seconds: The queue's visibility timeout, with which receives hide messages that ask for no other.
+        deletes_under_way: How many deletes the service may have done that are not noted yet.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.visibility_seconds = 30.0
+        self.deletes_under_way = 0
         self._receptions: dict[str, tuple[int, str]] = {}
         self._numbers: dict[str, int] = {}
 

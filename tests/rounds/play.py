@@ -166,7 +166,8 @@ class Player:
         return self._stack.crew.is_idle()
 
     def _is_done(self) -> bool:
-        return self._is_idle() and self._stack.left() == 0
+        # In this order: the last message is gone before the ledger has its delete.
+        return self._is_idle() and self._stack.left() == 0 and not self._stack.ledger.deletes_under_way
 
     def _wait_for_end(self, seconds: float, first_entry: int) -> bool:
         well_at = monotonic()

@@ -105,3 +105,16 @@ def test_a_silent_gate_answers_nothing_and_tears_the_connection_when_it_ends(gat
 
     assert asyncio.run(ask()) is None
     assert server.asked == 0
+
+
+def test_a_delete_is_under_way_until_it_is_noted(gate: FaultyGate) -> None:
+    seen: list[int] = []
+
+    class Watched(Server):
+        async def answer(self) -> Answer:
+            seen.append(gate.ledger.deletes_under_way)
+            return await super().answer()
+
+    deleted(gate, Watched({"Successful": [{"Id": "0"}], "Failed": []}))
+    assert (seen, gate.ledger.deletes_under_way) == ([1], 0)
+    assert gate.ledger.entries[-1].kind == "delete"
