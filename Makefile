@@ -54,8 +54,10 @@ versions: setup ## the deterministic tests on each Python, and the lowest and ne
 	@$(PYTHON_ENVIRONMENT)/python -m tests.suite versions $(if $(PYTHON),--python $(PYTHON)) \
 		$(if $(RESOLUTION),--resolution $(RESOLUTION)) $(if $(ROOM),--room $(ROOM))
 
-docs: setup ## build the site of docs/ into build/site, which needs no server; a dead link or a warning fails it
+docs: setup ## build the site of docs/ into build/site, which needs no server; a dead link, a warning or a bad template fails it
 	@requirements/environment.sh website
+	@.website/bin/cfn-lint docs/set-up/*.yaml
+	@.website/bin/hcl2tojson docs/set-up/queue.tf >/dev/null
 	@NO_MKDOCS_2_WARNING=1 .website/bin/mkdocs build --strict
 	@echo "Read build/site/index.html"
 
