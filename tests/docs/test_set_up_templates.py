@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from demo.processes import ROOT
 from sqs_lease.cli.permissions import RECORDED, Place
