@@ -129,6 +129,8 @@ def _fake_extensions(times: int) -> None:
 
 def _falsify_hand_overs(kind: str, times: int) -> None:
     """Write false leases for the next holder of one batch of so many."""
+    from msgspec.structs import replace as replace_lease
+
     from sqs_lease.keeper.batch import Batch
 
     pass_on, random = Batch.pass_on, Random()
@@ -141,7 +143,7 @@ def _falsify_hand_overs(kind: str, times: int) -> None:
         if not written.leases or random.random() >= 1 / times:
             return written
         if kind == "deadlines":
-            leases = [replace(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]
+            leases = [replace_lease(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]
         else:
             of_others = [lease for other in before for lease in other.leases]
             leases = [*of_others, *written.leases][: len(written.leases)]

@@ -94,6 +94,17 @@ def test_a_process_that_was_away_may_not_know_of_the_other_one(kind: Kind | None
     assert found == []
 
 
+def run_recorded(program: str, directory: Path, *, broken: str = "") -> str:
+    """Run a program as a process of a stack; return what it prints."""
+    paths = (recorder.PLACE, ROOT / "providers", ROOT)
+    given = {recorder.BREAK: broken, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = {**os.environ, **recorder.environment(directory), **given}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, env=environment, cwd=directory, capture_output=True, text=True
+    )
+    return done.stdout
+
+
 PROGRAM = """
 from random import Random
 from sqs_lease.core.ledger import Ledger
@@ -109,9 +120,7 @@ def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path
     ledger = Ledger()
     answer = {"Messages": [{"MessageId": "m", "ReceiptHandle": "handle"}]}
     ledger.note(A, "ReceiveMessage", {}, answer, (0.0, 0.1))
-    paths = (recorder.PLACE, ROOT / "providers", ROOT)
-    environment = {**os.environ, **recorder.environment(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment, cwd=tmp_path)
+    run_recorded(PROGRAM, tmp_path)
     beliefs = read_beliefs(tmp_path, ledger, 0.0)
     assert [(belief.what, belief.message_id, belief.reception) for belief in beliefs] == [
         ("holds", "m", 1),
@@ -124,3 +133,29 @@ def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path
     assert "handle" not in json.dumps([line.name for line in tmp_path.iterdir()]) + "".join(
         file.read_text() for file in tmp_path.iterdir()
     )
+
+
+PASSES_ON = """
+import json
+from tests.keeper.test_passing_on import Ground
+ground = Ground(0)
+async def scenario():
+    for number in range(2):
+        ground.sqs.send(ground.queue_url, str(number))
+        written = await ground.receive(ground.keeper()).pass_on(300)
+        lease, = written.leases
+        print(json.dumps([lease.receipt.message_id, lease.deadline - written.written_at]))
+ground.run(scenario)
+"""
+
+
+def test_a_process_can_be_made_to_write_false_hand_overs(tmp_path: Path) -> None:
+    def passed_on(broken: str) -> list[tuple[str, float]]:
+        lines = run_recorded(PASSES_ON, tmp_path, broken=broken).splitlines()
+        return [tuple(json.loads(line)) for line in lines]
+
+    first, second = passed_on("")
+    assert first[0] != second[0]
+    assert {seconds for _, seconds in (first, second)} == {300.0}
+    assert [seconds for _, seconds in passed_on("deadlines:1")] == [300.0 + recorder.LATER_SECONDS] * 2
+    assert len({message_id for message_id, _ in passed_on("batches:1")}) == 1
