@@ -166,15 +166,15 @@ class Loading:
                         asked_of_rejects = True
                         continue
                     empty = without(parsed.empty, known_ids)
-                    fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
-                    fates.require_each_once(part, self.batch_id)
+                    outcome = BatchOutcome(known_ids, parsed.ingested, empty, rejected["message_id"])
+                    outcome.require_each_once(part, self.batch_id)
                 except Exception:
                     if not self._is_overtaken(asked, ours):
                         raise
                     # It has tidied up, perhaps what this one was writing, which Spark may take for no failure.
                     writers.again(f"another try of batch {self.batch_id} was committed")
                     continue
-                entries = fates.entries(self.messages)
+                entries = outcome.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
                     self.before_commit()
                     self.store_rejects(rejected)
@@ -224,14 +224,14 @@ def _summed(loaded: Sequence[Loaded]) -> Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
-    """What becomes of the messages of a batch, in four parts of message ids.
+class BatchOutcome:
+    """Outcome of a batch: its message ids in four groups.
 
     Attributes:
-        known: What the table knew before.
-        ingested: What has rows among those that are to be committed.
-        empty: What has nothing to store.
-        rejected: What is no record.
+        known: Messages that the table has already.
+        ingested: Messages with rows to commit.
+        empty: Messages without records to store.
+        rejected: Messages that are not valid records.
     """
 
     known: pa.ChunkedArray
