@@ -42,7 +42,7 @@ from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.job_watch import StillHeld, watched_jobs
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, filtered, message_table, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
@@ -295,7 +295,7 @@ def _all_rejected(
     """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
     message_ids = batch.messages[MESSAGE_ID]
     others = without(message_ids, batch.rejected["message_id"])
-    reasons = pa.concat_tables([batch.rejected, said_of(REASONS, others, reason=NOTHING_TO_INFER)])
+    reasons = pa.concat_tables([batch.rejected, message_table(REASONS, others, reason=NOTHING_TO_INFER)])
     if rejects is not None:
         store = _rejects_store(spark, batch, batch_id, rejects)
         require_held()

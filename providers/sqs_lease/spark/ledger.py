@@ -37,7 +37,7 @@ from deltalake.transaction import AddAction
 
 from sqs_lease.spark.delta_places import create_table, existing_table, load_table
 from sqs_lease.spark.errors import TableError
-from sqs_lease.spark.message_ids import mapped, said_of, slices
+from sqs_lease.spark.message_ids import mapped, message_table, slices
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
 from sqs_lease.spark.waits import among_others
@@ -373,7 +373,7 @@ class OpenLedger:
                 # What is the same for all of them takes more memory than they do.
                 part = entries.slice(start, _ROW_GROUP_ENTRIES)
                 given = {name: part[name] for name in ENTRIES.names[1:]}
-                writer.write_table(said_of(FILE, part["message_id"], **given, **asdict(admitted)))
+                writer.write_table(message_table(FILE, part["message_id"], **given, **asdict(admitted)))
         size: int = filesystem.get_file_info(file).size
         return size
 

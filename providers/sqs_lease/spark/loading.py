@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
-from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, is_among, message_table, only, repeated_ids, together, without
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedLookUp, KeyedTable, Keys, repeated
@@ -280,7 +280,7 @@ class BatchOutcome:
         outcome: Any = INGESTED
         if len(self.empty):
             outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
-        return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
+        return message_table(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
 
 
 def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
@@ -288,4 +288,4 @@ def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
     position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
     chosen = messages.filter(pc.is_valid(position))
     reason = reasons["reason"].take(position.drop_null())
-    return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=REJECTED, reason=reason)
+    return message_table(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=REJECTED, reason=reason)

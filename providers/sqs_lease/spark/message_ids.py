@@ -156,8 +156,8 @@ def in_order(messages: pa.Table) -> Iterator[pa.Table]:
         yield part.take(pc.sort_indices(part["message_id"]))
 
 
-def said_of(schema: pa.Schema, message_ids: Any, **given: Any) -> pa.Table:
-    """Make a table of messages.
+def message_table(schema: pa.Schema, message_ids: Any, **given: Any) -> pa.Table:
+    """Make a table with one row a message.
 
     Args:
         schema: The columns, with ``message_id`` among them.

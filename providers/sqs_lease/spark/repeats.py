@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from sqs_lease.spark.message_ids import is_among, said_of, together, without
+from sqs_lease.spark.message_ids import is_among, message_table, together, without
 from sqs_lease.spark.sinks.sink import INGESTED, KNOWN, LOOKED_UP, REJECTED, Admission, LookUp, Table
 
 KEY: Final = "key"
@@ -78,7 +78,7 @@ class KeyedTable:
         keys = self.keys.of(message_ids)
         either = pc.unique(together(keys, message_ids))
         # A repeat was sent at another time.
-        asked = self.table.look_up(said_of(LOOKED_UP, either))
+        asked = self.table.look_up(message_table(LOOKED_UP, either))
         found = asked.known["message_id"].combine_chunks()
         # By its own id first: a reject stays one, whatever has its key by now.
         row = pc.coalesce(pc.index_in(message_ids, found), pc.index_in(keys, found))
@@ -108,7 +108,7 @@ def with_keys(messages: pa.Table, keys: Sequence[str | None]) -> pa.Table:
 
 def repeated(message_ids: pa.ChunkedArray) -> pa.Table:
     """Messages of which the table has another one with their key, as :data:`.sinks.sink.KNOWN`: by no batch."""
-    return said_of(KNOWN, message_ids, batch_id="", outcome=INGESTED)
+    return message_table(KNOWN, message_ids, batch_id="", outcome=INGESTED)
 
 
 def _taken(values: pa.Array, position: pa.ChunkedArray) -> pa.ChunkedArray:
