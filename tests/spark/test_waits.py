@@ -20,7 +20,7 @@ from sqs_lease.spark import InferredSchema, SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, Overtaken
-from sqs_lease.spark.waits import Waits, among_others, waiting_at_most
+from sqs_lease.spark.waits import Waits, waiting_at_most, while_contended
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.tables import application, open_table, row, stage, stored
 from tests.spark.sinks.memory_sink import MemoryLookUp, MemoryStore, MemoryTable
@@ -95,22 +95,22 @@ def test_a_wait_that_takes_too_long_ends_with_what_to_do(waits: Waits) -> None:
 
 
 def test_pauses_grow_and_are_not_those_of_others(waits: Waits, hands: Hands) -> None:
-    with patch.object(random, "uniform", lambda _, longest: longest), among_others("table t") as others:
+    with patch.object(random, "uniform", lambda _, longest: longest), while_contended("table t") as writers:
         for _ in range(10):
-            others.again("x")
+            writers.pause("x")
     assert hands.slept[:3] == [0.01, 0.02, 0.04]
     assert hands.slept[-1] == 1.0
 
 
 def test_a_wait_within_a_wait_counts_once(waits: Waits) -> None:
-    with among_others("the ledger") as outer:
-        outer.again("x")
-        with among_others("the table") as inner:
-            inner.again("x")
-        outer.again("x")
-    with among_others("the table") as alone:
-        alone.again("x")
-    with among_others("nobody's"):
+    with while_contended("the ledger") as outer:
+        outer.pause("x")
+        with while_contended("the table") as inner:
+            inner.pause("x")
+        outer.pause("x")
+    with while_contended("the table") as alone:
+        alone.pause("x")
+    with while_contended("nobody's"):
         pass
     assert waits.seconds == 4
 

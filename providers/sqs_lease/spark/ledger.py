@@ -40,7 +40,7 @@ from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, message_table, slices
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class OpenLedger:
         Raises:
             TableError: It knows the messages of another one; or it cannot be read or written.
         """
-        with among_others(f"ledger {self.place.uri}") as others:
+        with while_contended(f"ledger {self.place.uri}") as writers:
             while (now := self._read()).bound_to() != self.table:
                 if now.files.num_rows:
                     self._require_own(now)
@@ -214,7 +214,7 @@ class OpenLedger:
                         commit_properties=CommitProperties(max_commit_retries=0),
                     )
                 except CommitFailedError:
-                    others.again("somebody else wrote it")
+                    writers.pause("somebody else wrote it")
                 except (DeltaError, OSError) as error:
                     raise self.place.unusable("cannot be written", error) from error
 

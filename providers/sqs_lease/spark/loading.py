@@ -19,7 +19,7 @@ from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedLookUp, KeyedTable, Keys, repeated
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, LookUp, Overtaken, Table
-from sqs_lease.spark.waits import Others, among_others
+from sqs_lease.spark.waits import ConcurrentWriters, while_contended
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +133,10 @@ class Loading:
 
     def _load(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         """Load some of the messages, in one commit."""
-        with among_others(f"the table of batch {self.batch_id}") as writers:
-            return self._load_among(writers, part, parse)
+        with while_contended(f"the table of batch {self.batch_id}") as writers:
+            return self._load_while_contended(writers, part, parse)
 
-    def _load_among(self, writers: Others, part: pa.ChunkedArray, parse: Parse) -> Loaded:
+    def _load_while_contended(self, writers: ConcurrentWriters, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)
@@ -172,7 +172,7 @@ class Loading:
                     if not self._is_overtaken(asked, ours):
                         raise
                     # It has tidied up, perhaps what this one was writing, which Spark may take for no failure.
-                    writers.again(f"another try of batch {self.batch_id} was committed")
+                    writers.pause(f"another try of batch {self.batch_id} was committed")
                     continue
                 entries = outcome.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
@@ -185,7 +185,7 @@ class Loading:
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except Overtaken as overtaken:
-                        writers.again(str(overtaken) or "somebody else committed")
+                        writers.pause(str(overtaken) or "somebody else committed")
                         continue
                     committed = True
                 return Loaded(known, len(parsed.ingested), len(empty), rejected, parsed.rows, version)

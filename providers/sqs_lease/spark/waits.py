@@ -1,7 +1,7 @@
 """Waiting for others who write the same table: it is told, counted, and bounded.
 
 What waits stands deep in sinks and sources: a commit that others overtook is tried again, a lock is held by somebody.
-All of it asks :func:`among_others`, which finds the limit of the ingestion that runs in this thread, and adds up how
+All of it asks :func:`while_contended`, which finds the limit of the ingestion that runs in this thread, and adds up how
 long it waited. Without one, as in a call of a sink's own methods, the limit is :data:`LIMIT_SECONDS`.
 """
 
@@ -39,10 +39,10 @@ class Waits:
     sleep: Callable[[float], None] = time.sleep
     seconds: float = 0.0
     # What one wait counts, one within it does not count again.
-    counted_by: Others | None = None
+    counted_by: ConcurrentWriters | None = None
 
 
-class Others:
+class ConcurrentWriters:
     """One thing that others write or hold, too. It costs nothing as long as nobody does.
 
     Args:
@@ -64,7 +64,7 @@ class Others:
         """How long to wait, at most."""
         return self._waits.limit_seconds
 
-    def again(self, who: str) -> None:
+    def pause(self, who: str) -> None:
         """Pause, because somebody else was faster or holds it: a little longer each time, and not as long as others.
 
         Raises:
@@ -120,10 +120,10 @@ def waiting_at_most(waits: Waits) -> Iterator[Waits]:
 
 
 @contextmanager
-def among_others(what: str, kind: type[IngestionError] = TableError) -> Iterator[Others]:
-    """Do in the block what others may do at the same time: see :class:`Others`."""
-    others = Others(what, _OF_THIS_INGESTION.get() or Waits(), kind)
+def while_contended(what: str, kind: type[IngestionError] = TableError) -> Iterator[ConcurrentWriters]:
+    """Do in the block what others may do at the same time: see :class:`ConcurrentWriters`."""
+    writers = ConcurrentWriters(what, _OF_THIS_INGESTION.get() or Waits(), kind)
     try:
-        yield others
+        yield writers
     finally:
-        others.end()
+        writers.end()

@@ -33,7 +33,7 @@ from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_lef
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
@@ -264,7 +264,7 @@ class SparkTable(ABC):
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         try:
-            with among_others(f"table {self.name}") as others:
+            with while_contended(f"table {self.name}") as writers:
                 while not is_empty(location) and not self.staged.marks.has(application):
                     before = None
                     try:
@@ -275,7 +275,7 @@ class SparkTable(ABC):
                             raise self.unusable("cannot be written", error) from error
                         # It may have been somebody who completed this very batch.
                         self.own.discard(location)
-                        others.again(self._newest_commit())
+                        writers.pause(self._newest_commit())
                     else:
                         self.staged.marks.add(application)
                         self.staged.marks.remove_old_tries(_STAGED, application)

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.schemas import without_case
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 
 _REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"
 
@@ -106,10 +106,10 @@ class InferredSchema:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8") as lock:
-                with among_others(f"the schema {self.file}", SchemaError) as others:
+                with while_contended(f"the schema {self.file}", SchemaError) as writers:
                     while not _locks(lock):
                         lock.seek(0)
-                        others.again(f"the lock is held by {lock.read() or 'another driver'}")
+                        writers.pause(f"the lock is held by {lock.read() or 'another driver'}")
                 lock.seek(0)
                 lock.truncate()
                 # For drivers that wait.

@@ -54,7 +54,7 @@ from sqs_lease.spark.sinks.row_rules import (
 from sqs_lease.spark.sinks.sink import LOOKED_UP, Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadSink, WriteAheadTable
-from sqs_lease.spark.waits import Others, among_others
+from sqs_lease.spark.waits import ConcurrentWriters, while_contended
 
 logger = logging.getLogger(__name__)
 
@@ -272,10 +272,10 @@ class OpenDelta:
             create_table(self.storage, delta_schema(self.columns), partition_by=self.partition_by)
             table = self._existing()
         self._require_writable(table, self.partition_by, self.upsert_by)
-        with among_others(f"table {self.storage.uri}") as others:
-            self._add_columns(table, others, widen=widen)
+        with while_contended(f"table {self.storage.uri}") as writers:
+            self._add_columns(table, writers, widen=widen)
 
-    def _add_columns(self, table: DeltaTable, others: Others, *, widen: bool) -> None:
+    def _add_columns(self, table: DeltaTable, writers: ConcurrentWriters, *, widen: bool) -> None:
         while True:
             require_fit(self.storage.uri, differences(spark_columns(table.schema()), self.columns, widen=widen))
             added = added_columns(table.schema(), self.columns)
@@ -285,7 +285,7 @@ class OpenDelta:
                 table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
                 logger.info("table %s has new columns: %s", self.storage.uri, ", ".join(one.name for one in added))
             except CommitFailedError:
-                others.again(self._newest_commit())
+                writers.pause(self._newest_commit())
             except (DeltaError, OSError) as error:
                 raise self.storage.unusable("cannot be given columns", error) from error
             table = self._existing()
@@ -317,10 +317,10 @@ class OpenDelta:
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`..write_ahead.TargetTable.apply`."""
-        with among_others(f"table {self.storage.uri}") as others:
-            return self._apply(location, application, others)
+        with while_contended(f"table {self.storage.uri}") as writers:
+            return self._apply(location, application, writers)
 
-    def _apply(self, location: str, application: Application, others: Others) -> int | None:
+    def _apply(self, location: str, application: Application, writers: ConcurrentWriters) -> int | None:
         while True:
             table = self._existing()
             if self._has(table, application):
@@ -338,7 +338,7 @@ class OpenDelta:
                     raise
                 if not isinstance(error, CommitFailedError) or now.version() == table.version():
                     raise self.storage.unusable("cannot be written", error) from error
-                others.again(self._newest_commit())
+                writers.pause(self._newest_commit())
             else:
                 self._remember(application)
                 self._tidy(location, listing, tries)

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from sqs_lease.spark.errors import RowsRefusedError, TableError
-from sqs_lease.spark.waits import Others
+from sqs_lease.spark.waits import ConcurrentWriters
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,9 @@ def _is_of_function(error: psycopg.Error) -> bool:
 
 
 @contextmanager
-def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, others: Others) -> Iterator[None]:
+def bounded_locks(
+    connection: psycopg.Connection[Any], parameters: Parameters, writers: ConcurrentWriters
+) -> Iterator[None]:
     """Have the transaction in the block wait for no lock longer than it may.
 
     Who holds the lock is asked on a connection of its own, in a thread of its own, and only of a transaction that takes
@@ -131,7 +133,7 @@ def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, o
     Raises:
         TableError: A lock was waited for too long; the transaction is over.
     """
-    milliseconds = max(1, int(others.limit_seconds * 1000))
+    milliseconds = max(1, int(writers.limit_seconds * 1000))
     # The server's own number of the process: behind a pooler the connection has another one.
     asked = connection.execute("SELECT pg_backend_pid(), set_config('lock_timeout', %s, true)", [str(milliseconds)])
     (pid, _) = asked.fetchone() or (0, None)
@@ -139,7 +141,7 @@ def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, o
     who = [_UNKNOWN]
     watch = Thread(
         target=_watch,
-        args=(pid, parameters, others, who, stop),
+        args=(pid, parameters, writers, who, stop),
         name="sqs-lease locks",
         daemon=True,
     )
@@ -147,13 +149,13 @@ def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, o
     try:
         yield
     except psycopg.errors.LockNotAvailable:
-        raise others.error(who[0]) from None
+        raise writers.error(who[0]) from None
     finally:
         stop.set()
         watch.join(_END_SECONDS)
 
 
-def _watch(pid: int, parameters: Parameters, others: Others, who: list[str], stop: Event) -> None:
+def _watch(pid: int, parameters: Parameters, writers: ConcurrentWriters, who: list[str], stop: Event) -> None:
     if stop.wait(LOOK_SECONDS):
         return
     try:
@@ -163,7 +165,7 @@ def _watch(pid: int, parameters: Parameters, others: Others, who: list[str], sto
                 found = connection.execute(_BLOCKING, [pid]).fetchall()
                 if found:
                     who[0] = ", ".join(_said(*row) for row in found)
-                    others.waited(who[0])
+                    writers.waited(who[0])
                 if stop.wait(LOOK_SECONDS):
                     return
     except psycopg.Error as error:

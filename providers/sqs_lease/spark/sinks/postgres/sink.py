@@ -86,7 +86,7 @@ from sqs_lease.spark.sinks.sink import (
 )
 from sqs_lease.spark.sinks.staging import stage_directory
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_write
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 from sqs_lease.spark.workspace import remove_tree
 
 logger = logging.getLogger(__name__)
@@ -241,9 +241,9 @@ class PostgresTable:
         """
         with (
             explained(f"table {self._place} {what}"),
-            among_others(f"table {self._place}") as others,
+            while_contended(f"table {self._place}") as writers,
             connect(self.parameters) as connection,
-            bounded_locks(connection, self.parameters, others),
+            bounded_locks(connection, self.parameters, writers),
             connection.cursor() as cursor,
         ):
             yield cursor
