@@ -38,7 +38,13 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, check_keys, quoted, relaxed, require_plain, without_case
 from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.jars import tested_jars
-from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store, too_long_for_iceberg
+from sqs_lease.spark.sinks.row_rules import (
+    RowRequirements,
+    Rule,
+    iceberg_directories,
+    is_object_store,
+    too_long_for_iceberg,
+)
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
@@ -139,7 +145,7 @@ class IcebergTable(SparkTable):
             [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
         )
 
-    def _ask(self) -> Asked:
+    def _read_requirements(self) -> RowRequirements:
         try:
             columns = self._columns()
             location = self._location()
@@ -149,14 +155,14 @@ class IcebergTable(SparkTable):
         except SPARK_ERRORS as error:
             raise self.unusable("cannot be read", error) from error
         if is_object_store(location):
-            return Asked(columns, file_schema=schema)
+            return RowRequirements(columns, file_schema=schema)
         plain = [one.name for one in partitions if one.name == one.column in columns.names and one.width is None]
         tests: dict[str, str] = {}
         for one in partitions:
             if one.name not in plain:
                 path = [one.column] if one.column in columns.names else one.column.split(".")
                 tests |= too_long_for_iceberg(one.name, ".".join(map(quoted, path)), one.width)
-        return Asked(columns, tests, plain, schema)
+        return RowRequirements(columns, tests, plain, schema)
 
     def _partitions_by_sql(self) -> list[_TextPartition]:
         """Through Spark Connect, where only the names of partitions are told: those that may be columns."""

@@ -35,7 +35,7 @@ from sqs_lease.spark.sinks.delta.schema import (
 from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.jars import tested_jars
-from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
+from sqs_lease.spark.sinks.row_rules import RowRequirements, Rule, delta_directories, is_object_store
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.staging import StagedFile
 from sqs_lease.spark.sinks.table_sql import write
@@ -124,7 +124,7 @@ class NativeDeltaTable(SparkTable):
         delta_schema(columns)
         return columns
 
-    def _ask(self) -> Asked:
+    def _read_requirements(self) -> RowRequirements:
         try:
             stored = self._columns()
             log = self._log()
@@ -156,7 +156,7 @@ class NativeDeltaTable(SparkTable):
         for column in stored.fields:
             if limit := column.metadata.get(LENGTH):
                 tests[f"{limit.upper()} of column {column.name}"] = self._length_test(column.name, limit)
-        return Asked(stored, tests, () if is_object_store(log.location) else tuple(log.partition_by))
+        return RowRequirements(stored, tests, () if is_object_store(log.location) else tuple(log.partition_by))
 
     def _length_test(self, name: str, limit: str) -> str:
         length = re.fullmatch(r"(?:var)?char\((\d+)\)", limit)

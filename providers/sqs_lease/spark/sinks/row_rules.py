@@ -34,12 +34,12 @@ _ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a table asks of its rows at one moment.
+class RowRequirements:
+    """Requirements of a table for its rows, as they are at one moment.
 
     Attributes:
         columns: Its columns.
-        tests: What a reason calls a rule -> the test as SQL has it.
+        tests: The name of each rule, as a reason has it, and its test in SQL.
         directories: The columns whose values name directories.
         file_schema: How a file of rows is to be written so that the table can have it as it is; None, the default, as
             the columns say.
@@ -102,7 +102,7 @@ def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Ite
 
 
 def too_long_for_iceberg(name: str, text: str, width: int | None) -> Mapping[str, str]:
-    """The same for a partition that is no column under its own name, as :attr:`Asked.tests` has it.
+    """The same for a partition that is no column under its own name, as :attr:`RowRequirements.tests` has it.
 
     Args:
         name: What directories are named by.

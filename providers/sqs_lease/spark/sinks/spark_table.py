@@ -27,7 +27,7 @@ from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
-from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
+from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, RowRequirements, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
@@ -179,7 +179,7 @@ class SparkTable(ABC):
         upsert_by: The key's columns; none to append.
         staged: Where rows wait.
         columns: What is written into it.
-        asked: What it asked of its rows when it was opened.
+        requirements: What it required of its rows when it was opened.
         own: What this very object staged, and of which nothing says that somebody else might have taken it.
     """
 
@@ -188,7 +188,7 @@ class SparkTable(ABC):
     upsert_by: tuple[str, ...]
     staged: StagedRows
     columns: StructType
-    asked: Asked = field(default_factory=Asked, kw_only=True)
+    requirements: RowRequirements = field(default_factory=RowRequirements, kw_only=True)
     own: set[str] = field(default_factory=set, kw_only=True)
 
     format_name: ClassVar[str]
@@ -224,14 +224,14 @@ class SparkTable(ABC):
             except SPARK_ERRORS as error:
                 if not set(wanted.names) <= set(self._columns().names):
                     raise self.unusable("cannot take more columns", error) from error
-        return replace(self, asked=self._ask())
+        return replace(self, requirements=self._read_requirements())
 
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
-        now = self._ask()
+        now = self._read_requirements()
         # By what came meanwhile, no row was judged.
-        tests = [name for name, test in now.tests.items() if self.asked.tests.get(name) != test]
-        directories = [f"partitions by {name}" for name in now.directories if name not in self.asked.directories]
+        tests = [name for name, test in now.tests.items() if self.requirements.tests.get(name) != test]
+        directories = [f"partitions by {name}" for name in now.directories if name not in self.requirements.directories]
         differs = misfits(now.columns, self._as_stored(self.columns))
         require_unchanged(self.name, differs + [f"it has got {rule}" for rule in (*tests, *directories)])
 
@@ -242,10 +242,10 @@ class SparkTable(ABC):
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`.sink.PartsTable`."""
         # Spark has to look at every row where the table has rules of its own; and some places only Spark reaches.
-        if self.asked.tests or not self.staged.place.is_local:
+        if self.requirements.tests or not self.staged.place.is_local:
             return None
-        doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
-        schema = arrow_schema(self.columns) if self.asked.file_schema is None else self.asked.file_schema
+        doubtful = DoubtfulDirectories.of(self.columns, self.requirements.directories)
+        schema = arrow_schema(self.columns) if self.requirements.file_schema is None else self.requirements.file_schema
         staged = self.staged.write_files(
             batch_id, schema, lambda staging: staging.write_parts(spark, parts, rest), doubtful
         )
@@ -257,9 +257,9 @@ class SparkTable(ABC):
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
-        tests = [(name, F.expr(test)) for name, test in self.asked.tests.items()]
-        stored = self.asked.columns
-        return judged(rows, reason, stored, [*tests, *self._directory_rules(stored, self.asked.directories)])
+        tests = [(name, F.expr(test)) for name, test in self.requirements.tests.items()]
+        stored = self.requirements.columns
+        return judged(rows, reason, stored, [*tests, *self._directory_rules(stored, self.requirements.directories)])
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
@@ -312,7 +312,7 @@ class SparkTable(ABC):
         """
 
     @abstractmethod
-    def _ask(self) -> Asked:
+    def _read_requirements(self) -> RowRequirements:
         """What the table asks of its rows now.
 
         Raises:
