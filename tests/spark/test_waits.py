@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from sqs_lease.spark import InferredSchema, SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.sink import Admission, Overtaken
+from sqs_lease.spark.sinks.sink import Admission, CommitConflict
 from sqs_lease.spark.waits import Waits, waiting_at_most, while_contended
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.tables import application, open_table, row, stage, stored
@@ -63,7 +63,7 @@ class BusyTable(MemoryTable):
     def commit(self, looked_up: MemoryLookUp, admission: Admission) -> int | None:
         if self.refusals:
             self.refusals -= 1
-            raise Overtaken("batch z was admitted to the ledger /data/orders/ledger")
+            raise CommitConflict("batch z was admitted to the ledger /data/orders/ledger")
         return super().commit(looked_up, admission)
 
 
@@ -144,7 +144,7 @@ def test_a_ledger_says_which_batch_was_faster(tmp_path: Path) -> None:
     before = ledger.snapshot()
     ledger.admit(ledger.snapshot(), "the other", entries(["m1"]), None)
 
-    with pytest.raises(Overtaken, match=f"batch the other was admitted to the ledger {tmp_path}/ledger"):
+    with pytest.raises(CommitConflict, match=f"batch the other was admitted to the ledger {tmp_path}/ledger"):
         ledger.admit(before, "b", entries(["m2"]), None)
     assert before.find(asked("m1")).num_rows == 0
 

@@ -39,7 +39,7 @@ from sqs_lease.spark.delta_places import create_table, existing_table, load_tabl
 from sqs_lease.spark.errors import TableError
 from sqs_lease.spark.message_ids import mapped, message_table, slices
 from sqs_lease.spark.places import Place
-from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, Overtaken
+from sqs_lease.spark.sinks.sink import ENTRIES, KNOWN, REMEMBERED, CommitConflict
 from sqs_lease.spark.waits import while_contended
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class OpenLedger:
             location: Where its rows are staged; None where it has none.
 
         Raises:
-            Overtaken: Somebody else was; nothing is written.
+            CommitConflict: Somebody else was; nothing is written.
             TableError: It cannot be written. It may have been all the same: a later snapshot knows.
         """
         newest = snapshot.newest()
@@ -286,7 +286,7 @@ class OpenLedger:
                 raise self.place.unusable("cannot be written", error) from error
             self.place.file_system().delete_file(file)
             other = now.newest()
-            raise Overtaken(
+            raise CommitConflict(
                 f"batch {other.batch_id if other else 'unknown'} was admitted to the ledger {self.place.uri}"
             ) from error
         except (DeltaError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One batch on its way into one table: look up, parse, account for each message, commit, and again if overtaken.
+"""Loading of one batch into one table: look up, parse, account for each message, commit; after a conflict, again.
 
 Rows that the table refuses are the business of `refusals`.
 """
@@ -18,7 +18,7 @@ from sqs_lease.spark.message_ids import NO_IDS, is_among, message_table, only, r
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedLookUp, KeyedTable, Keys, repeated
-from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, LookUp, Overtaken, Table
+from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, CommitConflict, LookUp, Table
 from sqs_lease.spark.waits import ConcurrentWriters, while_contended
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Loading:
                     outcome = BatchOutcome(known_ids, parsed.ingested, empty, rejected["message_id"])
                     outcome.require_each_once(part, self.batch_id)
                 except Exception:
-                    if not self._is_overtaken(asked, ours):
+                    if not self._has_conflict(asked, ours):
                         raise
                     # It has tidied up, perhaps what this one was writing, which Spark may take for no failure.
                     writers.pause(f"another try of batch {self.batch_id} was committed")
@@ -184,8 +184,8 @@ class Loading:
                     self.before_commit()
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
-                    except Overtaken as overtaken:
-                        writers.pause(str(overtaken) or "somebody else committed")
+                    except CommitConflict as conflict:
+                        writers.pause(str(conflict) or "another process committed")
                         continue
                     committed = True
                 return Loaded(known, len(parsed.ingested), len(empty), rejected, parsed.rows, version)
@@ -193,7 +193,7 @@ class Loading:
             if parsed is not None and not committed:
                 self._discard(parsed)
 
-    def _is_overtaken(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
+    def _has_conflict(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
         """Whether another try of the batch was committed since the table was asked; False where it does not answer."""
         try:
             return self._ours(asked.look_up(self.messages)) != ours

@@ -66,10 +66,10 @@ KNOWN: Final = pa.schema(
 """What a table answers: the messages that it knows, by which batch, and what became of them."""
 
 
-class Overtaken(Exception):  # noqa: N818 - an answer to a commit rather than an error
-    """Somebody else committed after the look-up: nothing was committed. Look again, then try again.
+class CommitConflict(Exception):  # noqa: N818 - an answer to a commit rather than an error
+    """Answer to a commit: another process committed after the look-up, and this commit changed nothing.
 
-    Its text, if it has one, says who that was, for the log.
+    The caller looks up again and tries again. The text, if there is one, names the other commit for the log.
     """
 
 
@@ -142,13 +142,13 @@ class Table(Protocol[LookUpT]):
         """
 
     def commit(self, looked_up: LookUpT, admission: Admission) -> int | None:
-        """Add the rows and the entries, all or none, if nobody committed entries since the look-up.
+        """Add the rows and the entries, all or none, if no other entries were committed since the look-up.
 
         Returns:
             The table's new version, where it has versions.
 
         Raises:
-            Overtaken: Somebody else committed; nothing was.
+            CommitConflict: Another process committed first; this commit changed nothing.
             BatchIdReusedError: The table has messages of this batch id that were not among those looked up.
             TableError: It cannot be written. If the entries were committed all the same, the next look-up shows it.
         """

@@ -198,8 +198,8 @@ def _rewrite(table: DeltaTable, z_order_by: Sequence[str], target_file_bytes: in
     """Rewrite what can be: how many files were removed, and how many added."""
     removed = added = 0
     for chosen in product(*_rewritable(table)):
-        # delta-rs lets a commit pass that others overtook if they only added files, and refuses it if they removed
-        # some that it replaces.
+        # delta-rs lets this commit pass after a concurrent one that only added files, and refuses it after one that
+        # removed files that this one replaces.
         if z_order_by:
             metrics = table.optimize.z_order(list(z_order_by), list(chosen) or None, target_size=target_file_bytes)
         else:

@@ -80,7 +80,7 @@ from sqs_lease.spark.sinks.sink import (
     REMEMBERED,
     STAGED_KEPT,
     Admission,
-    Overtaken,
+    CommitConflict,
     Rest,
     Staged,
 )
@@ -211,7 +211,7 @@ class PostgresTable:
     def commit(self, looked_up: PostgresLookUp, admission: Admission) -> int | None:
         """See :meth:`..sink.Table.commit`.
 
-        It is overtaken if a message of the admission has an entry, by now or when the other transaction that is
+        It is a conflict if a message of the admission has an entry, by now or when the other transaction that is
         writing one ends; also if the server ended the transaction because of another one.
         """
         with self.transaction("cannot be written") as cursor:
@@ -221,7 +221,7 @@ class PostgresTable:
                     self._take(cursor, admission.staged)
                 cursor.connection.commit()
             except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-                raise Overtaken(f"PostgreSQL preferred another transaction on table {self._place}") from None
+                raise CommitConflict(f"PostgreSQL preferred another transaction on table {self._place}") from None
         self._tidy(admission)
         return None
 
@@ -355,7 +355,9 @@ class PostgresTable:
             batches = chain.from_iterable(part.to_batches() for part in parts)
             copy_in(cursor, statement, batches, list(ENTRY_KINDS.values()))
         except psycopg.errors.UniqueViolation:
-            raise Overtaken(f"another batch with one of the messages was committed to table {self._place}") from None
+            raise CommitConflict(
+                f"another batch with one of the messages was committed to table {self._place}"
+            ) from None
         self._require_batch(cursor, looked_up, admission, number)
 
     def _require_batch(
@@ -373,7 +375,7 @@ class PostgresTable:
             return
         others = without(looked_up.messages["message_id"], admission.entries["message_id"])
         if _brought_by(self._known(cursor, others), admission.batch_id) != brought:
-            raise Overtaken(f"another try of the batch committed a part of it to table {self._place}")
+            raise CommitConflict(f"another try of the batch committed a part of it to table {self._place}")
         raise BatchIdReusedError(
             f"batch id {admission.batch_id} stands for other messages already: table {self._place} has {stored} under "
             f"it, of which {brought} are in this batch. Leave batch_id out, or give every batch an id of its own"
