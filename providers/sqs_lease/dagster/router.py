@@ -57,17 +57,17 @@ from sqs_lease.dagster.dispatch import (
     Destination,
     Dispatch,
     Dispatcher,
+    DispatchFailure,
     Job,
     Part,
     RunConfig,
     Target,
-    Undispatched,
     add_requests,
+    dispatch_failure_text,
     divided,
     jobs_of_a_list,
     read_run,
     target_argument,
-    undispatched_text,
     write_run,
 )
 from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
@@ -440,18 +440,18 @@ async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
 
 
 def _settled(
-    held: Batch, messages: Sequence[Message], answers: Sequence[Destination | Undispatched]
+    held: Batch, messages: Sequence[Message], answers: Sequence[Destination | DispatchFailure]
 ) -> tuple[dict[Receipt, Settlement], list[str]]:
     """Decide on messages that cannot go to a run, and on those behind them in their groups; and say why, for people."""
-    alike: dict[Undispatched, list[Receipt]] = {}
+    alike: dict[DispatchFailure, list[Receipt]] = {}
     for message, answer in zip(messages, answers, strict=True):
-        if isinstance(answer, Undispatched):
+        if isinstance(answer, DispatchFailure):
             alike.setdefault(answer, []).append(message.receipt)
     settled: dict[Receipt, Settlement] = {}
     failures = []
     for why, receipts in alike.items():
         settled |= held.failing(why.reason, receipts, errors=why.errors)
-        failures.append(undispatched_text(why, receipts, settled))
+        failures.append(dispatch_failure_text(why, receipts, settled))
     if settled and held.queue_url.endswith(FIFO_SUFFIX):
         whole = {message.receipt: settled.get(message.receipt, Delete()) for message in messages}
         carried_out = hold_back(whole, held.leases(), lambda _: None)
