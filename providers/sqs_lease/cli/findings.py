@@ -60,7 +60,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class SubjectReport:
     """The findings about one subject: a queue, or this installation of a host.
 
     Attributes:
@@ -87,7 +87,7 @@ _INDENT: Final = " " * 4
 _MARKS: Final = {Level.FINE: Mark.GOOD, Level.NOTE: Mark.NOTE, Level.BITES: Mark.BAD}
 
 
-def show(examined: Iterable[Examined], screen: Console) -> None:
+def show(examined: Iterable[SubjectReport], screen: Console) -> None:
     """Print findings for people: problems with their reason and remedy, the others in a line."""
     for about in examined:
         screen.print(
