@@ -92,14 +92,14 @@ def doctor(
     # Airflow and Dagster may log to standard output, but that is for the result.
     with redirect_stdout(sys.stderr):
         examined = list(_examined(list(dict.fromkeys(queues)), access, hosts))
-    bites = sum(about.bites for about in examined)
+    problems = sum(about.problems for about in examined)
     if as_json:
-        print_json({"examined": [about.plain() for about in examined], "bites": bites})
+        print_json({"examined": [about.plain() for about in examined], "problems": problems})
     else:
         screen = console()
         show(examined, screen)
-        screen.print(_summary(bites))
-    raise typer.Exit(ExitCode.TROUBLE if bites else ExitCode.FINE)
+        screen.print(_summary(problems))
+    raise typer.Exit(ExitCode.TROUBLE if problems else ExitCode.FINE)
 
 
 def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterator[SubjectReport]:
@@ -114,10 +114,10 @@ def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterat
     yield SubjectReport(subject="This installation", detail="", findings=tuple(_installation(hosts)))
 
 
-def _summary(bites: int) -> str:
-    if not bites:
+def _summary(problems: int) -> str:
+    if not problems:
         return "[green]No problems found.[/]"
-    return f"[bold red]{bites} {'problem' if bites == 1 else 'problems'} found.[/]"
+    return f"[bold red]{problems} {'problem' if problems == 1 else 'problems'} found.[/]"
 
 
 def _installation(hosts: _Hosts) -> Iterator[Finding]:
