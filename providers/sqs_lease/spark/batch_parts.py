@@ -55,7 +55,7 @@ class BatchParts:
         chosen: An Arrow file that says of each message whether it is wanted, as :data:`CHOSEN`: for each part of the
             batch one record batch. None where all are.
         parser: Makes the rows.
-        batch_id: The batch.
+        batch_id: The id of the ingestion's batch, which its rows get as a column.
         count: How many parts there are.
         size: The file's size in bytes.
     """
