@@ -332,7 +332,7 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
     with patch.object(DeltaTable, "delete", side_effect=DeltaError("no permission")):
         book.clean_up()
 
-    assert f"ledger {book.path} was not cleaned up, which is tried again: no permission" in caplog.text
+    assert f"ledger {book.path} was not cleaned up; the next batch tries again: no permission" in caplog.text
 
 
 def test_the_clean_up_of_a_ledger_that_was_made_anew_meanwhile_does_no_harm(book: Book) -> None:

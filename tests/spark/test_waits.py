@@ -1,4 +1,4 @@
-"""Whoever waits for others who write the same table says so, and does not wait for ever."""
+"""A wait for other writers of the same table is logged, and bounded."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_wait_is_told_with_who_is_waited_for_and_counted(waits: Waits, caplog:
     with caplog.at_level(logging.INFO, logger="sqs_lease.spark.waits"):
         assert load_into(BusyTable(MemoryStore(), refusals=7)).ingested == 1
 
-    told = "the table of batch b: waiting for others who write it, since %d s: batch z was admitted to the ledger"
+    told = "the table of batch b: waiting for other writers, since %d s: batch z was admitted to the ledger"
     assert [told % seconds in line for seconds, line in zip((0, 5), caplog.messages[:2], strict=True)] == [True, True]
-    assert caplog.messages[2:] == ["the table of batch b: waited 7 s for others who write it"]
+    assert caplog.messages[2:] == ["the table of batch b: waited 7 s for other writers"]
     assert waits.seconds == 7
 
 

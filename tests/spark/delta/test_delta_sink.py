@@ -85,7 +85,7 @@ def test_a_file_at_the_tables_path_is_named(tmp_path: Path) -> None:
 def test_a_directory_with_other_files_is_not_made_a_table(tmp_path: Path) -> None:
     (tmp_path / "report.csv").write_text("somebody's work")
 
-    with pytest.raises(TableError, match=f"{tmp_path} has files in it, but is no Delta table"):
+    with pytest.raises(TableError, match=f"{tmp_path} has files in it, but is not a Delta table"):
         open_table(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.csv"]
 
@@ -104,7 +104,7 @@ def test_a_prefix_with_other_objects_is_not_made_a_table(bucket: Bucket) -> None
     with storage.file_system().open_output_stream("report.csv") as stream:
         stream.write(b"somebody's work")
 
-    with pytest.raises(TableError, match=f"s3://{bucket.name}/taken has files in it, but is no Delta table"):
+    with pytest.raises(TableError, match=f"s3://{bucket.name}/taken has files in it, but is not a Delta table"):
         open_table(storage)
 
 
