@@ -327,7 +327,7 @@ def test_whose_messages_are_held_no_longer_cleans_nothing_up(place: Place, on_s3
 
     assert (result.ingested, bucket.contents()) == (1, [line(1)])
     assert result.objects is not None
-    assert result.objects.error == "its messages are no longer held: their next receiver does it"
+    assert result.objects.error == "its messages are no longer held: their next receiver cleans up"
 
 
 @pytest.mark.parametrize(
