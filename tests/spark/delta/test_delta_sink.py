@@ -351,7 +351,7 @@ def test_a_table_is_refused_when_it_is_opened_if_deltalake_does_not_write_one_of
         table = DeltaTable(tmp_path)
         table.create_write_transaction([], "append", table.schema())
     except DeltaError:
-        with pytest.raises(TableError, match=r"cannot be read|has features of Delta's that are not written here"):
+        with pytest.raises(TableError, match=r"cannot be read|has features of Delta that are not written here"):
             open_table(tmp_path)
     else:
         open_table(tmp_path)

@@ -361,7 +361,7 @@ def test_a_table_that_the_records_do_not_fit_is_refused(database: Database, defi
 
 def test_a_view_is_refused(database: Database) -> None:
     database.run("CREATE VIEW orders AS SELECT 1 AS id")
-    with pytest.raises(TableError, match="is no table of its own"):
+    with pytest.raises(TableError, match="is not a table"):
         opened(database)
 
 
