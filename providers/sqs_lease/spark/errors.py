@@ -38,7 +38,7 @@ class RowsRefusedError(TableError):
     Sinks raise it. Ingestion rejects the messages of those rows and stores the others.
 
     Args:
-        text: What happened, to which table.
+        text: The event, and the table.
         rule: The rule that refused the rows, as the reason of the rejects: names of constraints and columns, no value.
         message_ids: The messages, if the table can name them. If empty, the default, ingestion finds them by trying
             smaller and smaller parts of the batch.

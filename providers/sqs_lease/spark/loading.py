@@ -1,6 +1,6 @@
 """Loading of one batch into one table: look up, parse, account for each message, commit; after a conflict, again.
 
-What a try has parsed and staged is used again after a conflict, unless the other commit had some of its messages.
+Parsed and staged rows are used again after a conflict, unless the other commit had some of their messages.
 :mod:`.refusals` finds the messages of rows that the table refuses.
 """
 

@@ -1,8 +1,8 @@
 """Search for the messages whose rows a table refuses, so that one message does not stop its batch.
 
 Most rows that a table would refuse are found before staging, in the pass that parses them (:mod:`.sinks.row_rules`).
-What is found only when rows are staged or committed leads to this search, which is the same for all sinks. A batch
-without such a row pays nothing for it; a batch with one takes several commits.
+Rows that are refused only when they are staged or committed lead to this search, which is the same for all sinks. A
+batch without such a row pays nothing for it; a batch with one takes several commits.
 
 The search stores a batch in parts: each half on its own, and then the halves of a half that is refused. Single messages
 remain. Such a message is rejected, with the reason, in two cases:

@@ -72,7 +72,7 @@ class ConcurrentWriters:
         """Pause after a conflict: longer each time, and for a random time, so that two writers do not meet again.
 
         Args:
-            who: What is known of the other writer, for the log and the error.
+            who: The known facts about the other writer, for the log and the error.
 
         Raises:
             TableError: The wait is too long; or the class that was given as ``kind``.

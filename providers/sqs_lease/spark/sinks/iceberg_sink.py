@@ -415,7 +415,7 @@ def _property(application: Application) -> str:
 
 
 def _properties(application: Application) -> dict[str, str]:
-    """What the snapshot of a batch says in its summary."""
+    """Return the properties for the summary of a batch's snapshot."""
     return {_property(application): str(application.number), _BATCH: application.batch_id}
 
 

@@ -185,7 +185,7 @@ class SparkTable(ABC):
         upsert_by: The key columns; empty to append.
         staged: The rows that wait.
         columns: The columns that are written.
-        requirements: What it required of its rows when it was opened.
+        requirements: The requirements for its rows when it was opened.
         own: Locations that this object staged, and that no other process can have taken.
     """
 
@@ -201,7 +201,7 @@ class SparkTable(ABC):
     """The format's name in ``USING``."""
 
     needs: ClassVar[str]
-    """What a session needs to write such a table, for error texts."""
+    """The jars and settings of a session that writes such a table, for error texts."""
 
     def prepared(self, partition_by: Sequence[str], *, widen: bool) -> Self:
         """Create the table if it does not exist, compare its columns, add missing ones, and read its requirements.
