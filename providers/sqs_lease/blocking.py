@@ -159,7 +159,7 @@ def lease_block(
         batch: The class of the batch, for hosts that settle in their own way.
     """
     return LeaseBlock(
-        settings, on_event, lambda: _Opened(settings, client), closes_queue=True, batch=batch or OwnLeasedBatch
+        settings, on_event, lambda: _Connection(settings, client), closes_queue=True, batch=batch or OwnLeasedBatch
     )
 
 
@@ -214,8 +214,8 @@ def open_transport(client: SQSClient | None, queue: str) -> RedriveTransport:
     return Boto3Transport(boto3_client.make_client(queue=queue) if client is None else client)
 
 
-class _Opened:
-    """A client, a keeper and their thread, which the leases of one block, or of one consumer, share."""
+class _Connection:
+    """Client, keeper and their thread; the leases of one block, or of one consumer, share them."""
 
     def __init__(
         self, settings: LeaseSettings, client: SQSClient | None, *, longest_poll_seconds: int = MAX_WAIT_SECONDS
@@ -234,7 +234,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self,
         settings: LeaseSettings,
         on_event: EventListener | None,
-        opened: Callable[[], _Opened],
+        opened: Callable[[], _Connection],
         *,
         closes_queue: bool,
         batch: type[OwnLeasedBatch],
@@ -316,7 +316,7 @@ class _OpenLease:
     """
 
     def __init__(
-        self, opened: _Opened, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
+        self, opened: _Connection, settings: LeaseSettings, on_event: EventListener | None, *, closes_queue: bool
     ) -> None:
         # Only this refers to the listener: it may refer to this very lease, which could then not be collected.
         self._listener = None if on_event is None else Listener(on_event)
@@ -667,8 +667,8 @@ class Consumer(AbstractContextManager["Consumer"]):
         self._on_event = on_event
         self._client = client
         self._opening = threading.Lock()
-        self._opened: _Opened | None = None
-        self._dropped: weakref.finalize[..., _Opened] | None = None
+        self._opened: _Connection | None = None
+        self._dropped: weakref.finalize[..., _Connection] | None = None
         self._is_running = False
         self._is_closed = False
         # Not an Event: a signal handler that stops may interrupt code that holds the Event's lock.
@@ -865,20 +865,20 @@ class Consumer(AbstractContextManager["Consumer"]):
             finally:
                 opened.host.stop()
 
-    def _open(self) -> _Opened:
+    def _open(self) -> _Connection:
         with self._opening:
             if self._is_closed:
                 raise RuntimeError(f"The consumer of {self._settings.queue} was closed: make another one")
             if self._opened is None:
                 seconds = consuming.LONGEST_POLL_SECONDS
-                opened = self._opened = _Opened(self._settings, self._client, longest_poll_seconds=seconds)
+                opened = self._opened = _Connection(self._settings, self._client, longest_poll_seconds=seconds)
                 self._dropped = weakref.finalize(opened, _close_dropped, opened.host, opened.queue)
                 # The end of the interpreter must not wait for it.
                 self._dropped.atexit = False
             return self._opened
 
     @contextmanager
-    def _running(self, concurrency: int, most: int, stop_within: Duration) -> Iterator[tuple[_Opened, float]]:
+    def _running(self, concurrency: int, most: int, stop_within: Duration) -> Iterator[tuple[_Connection, float]]:
         """Run in this thread, stopped by signals; yield the open queue, and how long work may go on at the end."""
         check_whole_number(concurrency, "concurrency", 1, most, f"consuming {self._settings.queue}")
         seconds = seconds_of(stop_within, name="stop_within")

@@ -30,17 +30,17 @@ def findings(*arguments: str) -> dict[str, dict[str, Any]]:
     assert ran.err == ""
     examined = json.loads(ran.out)
     found = {finding["check"]: finding for about in examined["examined"] for finding in about["findings"]}
-    bites = [finding for finding in found.values() if finding["level"] == "bites"]
-    assert (ran.exit_code, examined["bites"]) == (1 if bites else 0, len(bites))
+    problems = [finding for finding in found.values() if finding["level"] == "problem"]
+    assert (ran.exit_code, examined["problems"]) == (1 if problems else 0, len(problems))
     return found
 
 
-def biting(*arguments: str) -> set[str]:
-    return {check for check, finding in findings(*arguments).items() if finding["level"] == "bites"}
+def problems(*arguments: str) -> set[str]:
+    return {check for check, finding in findings(*arguments).items() if finding["level"] == "problem"}
 
 
 def test_a_good_queue_is_fine(orders: str) -> None:
-    assert biting(orders) == set()
+    assert problems(orders) == set()
     ran = sqs_lease("doctor", orders)
     assert ran.exit_code == 0
     assert ran.out.endswith("\nNo problems found.\n")
@@ -54,7 +54,7 @@ def test_a_permission_that_is_missing_is_a_finding(orders: str, wire: Wire, acti
 
     found = findings(orders)
 
-    assert {check for check, finding in found.items() if finding["level"] == "bites"} == {f"permission:{action}"}
+    assert {check for check, finding in found.items() if finding["level"] == "problem"} == {f"permission:{action}"}
     # Who was denied, in the words of AWS.
     assert CALLER in found[f"permission:{action}"]["why"]
 
@@ -92,7 +92,7 @@ def test_it_changes_nothing(orders: str, ground: Ground) -> None:
     ground.sqs.send_message(QueueUrl=ground.url(orders), MessageBody="an order")
     before = ground.in_flight_and_counts(orders)
 
-    biting(orders)
+    problems(orders)
 
     assert ground.in_flight_and_counts(orders) == before
     (message,) = ground.sqs.receive_message(QueueUrl=ground.url(orders), AttributeNames=["ApproximateReceiveCount"])[
@@ -104,7 +104,7 @@ def test_it_changes_nothing(orders: str, ground: Ground) -> None:
 def test_a_clock_that_differs_from_that_of_the_service_is_a_finding(orders: str, wire: Wire) -> None:
     wire.ahead = timedelta(minutes=10)
 
-    assert biting(orders) == {"clock"}
+    assert problems(orders) == {"clock"}
     assert "10 min behind" in findings(orders)["clock"]["what"]
 
 
@@ -123,7 +123,7 @@ def test_a_dead_letter_queue_that_is_gone_is_a_finding(orders: str, ground: Grou
     orders = ground.queue("orders", RedrivePolicy=ground.redrive_to(dead))
     ground.sqs.delete_queue(QueueUrl=ground.url(dead))
 
-    assert biting(orders) == {"dead_letter_queue"}
+    assert problems(orders) == {"dead_letter_queue"}
 
 
 def test_what_is_no_queue_is_bad_input(wire: Wire) -> None:
@@ -170,7 +170,7 @@ def test_a_queue_of_another_region_is_not_looked_for_in_the_configured_one(order
     elsewhere = ground.arn(orders).replace("us-east-1", "eu-west-1")
     (finding,) = (found for check, found in findings(elsewhere).items() if check != "versions")
 
-    assert finding["level"] == "bites"
+    assert finding["level"] == "problem"
     assert "is in region eu-west-1, but the client calls us-east-1" in finding["what"]
 
 
@@ -179,7 +179,7 @@ def test_a_url_of_another_endpoint_is_not_looked_for_at_the_configured_one(order
         found for check, found in findings(f"http://127.0.0.1:9/000000000000/{orders}").items() if check != "versions"
     )
 
-    assert finding["level"] == "bites"
+    assert finding["level"] == "problem"
     assert finding["what"].startswith("its URL is at http://127.0.0.1:9, and calls go to http://127.0.0.1:")
 
 

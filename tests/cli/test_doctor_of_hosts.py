@@ -29,14 +29,14 @@ def of_airflow() -> dict[str, Finding]:
     return {finding.check: finding for finding in airflow_checks.airflow_findings()}
 
 
-def biting() -> set[str]:
-    return {check for check, finding in of_airflow().items() if finding.level is Level.BITES}
+def problems() -> set[str]:
+    return {check for check, finding in of_airflow().items() if finding.level is Level.PROBLEM}
 
 
-def test_airflow_as_it_comes_has_nothing_that_bites() -> None:
+def test_airflow_as_it_comes_has_no_problem() -> None:
     found = of_airflow()
 
-    assert biting() == set()
+    assert problems() == set()
     assert "within 1 min; sensors receive with 7 min 30 s" in found["takeover"].what
     assert "apache-airflow 3." in found["versions"].what
     assert found["payload"].level is Level.NOTE
@@ -53,12 +53,12 @@ def test_airflow_as_it_comes_has_nothing_that_bites() -> None:
         ("SQS_LEASE__REPORT_FAILURES", "False", "failure_reports"),
     ],
 )
-def test_a_setting_of_airflow_that_bites_is_found(
+def test_a_setting_of_airflow_that_is_a_problem_is_found(
     monkeypatch: pytest.MonkeyPatch, option: str, value: str, check: str
 ) -> None:
     monkeypatch.setenv(f"AIRFLOW__{option}", value)
 
-    assert biting() == {check}
+    assert problems() == {check}
     assert of_airflow()[check].why
 
 
@@ -106,7 +106,7 @@ def test_a_place_on_s3_is_read_by_its_connection(wire: Wire, ground: Ground, mon
     boto3.client("s3").create_bucket(Bucket="doctors-leases")
     for uri, level in (
         ("s3://store@doctors-leases/not/written/yet", Level.FINE),
-        ("s3://store@no-such-bucket/a", Level.BITES),
+        ("s3://store@no-such-bucket/a", Level.PROBLEM),
     ):
         monkeypatch.setenv("AIRFLOW__SQS_LEASE__PAYLOAD", uri)
         assert of_airflow()["payload"].level is level, uri
@@ -220,13 +220,13 @@ def test_a_configuration_that_cannot_be_read_is_one_line(dagster_home: Path) -> 
     assert ran.err.count("\n") == 1
 
 
-def test_a_version_out_of_bounds_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_out_of_bounds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         versions, "requires", lambda name: ['dagster<1; extra == "dagster"', 'nobody; extra == "dagster"']
     )
 
     old, missing = versions.extra_versions("dagster")
 
-    assert old.level is missing.level is Level.BITES
+    assert old.level is missing.level is Level.PROBLEM
     assert old.why == "sqs-lease[dagster] is made for dagster<1."
     assert missing.what == "nobody is not installed"

@@ -29,12 +29,12 @@ def found(state: QueueState, around: QueueContext = GOOD) -> dict[str, Finding]:
     return {finding.check: finding for finding in queue_findings(state, around)}
 
 
-def biting(state: QueueState, around: QueueContext = GOOD) -> set[str]:
-    return {check for check, finding in found(state, around).items() if finding.level is Level.BITES}
+def problems(state: QueueState, around: QueueContext = GOOD) -> set[str]:
+    return {check for check, finding in found(state, around).items() if finding.level is Level.PROBLEM}
 
 
-def test_a_good_queue_has_nothing_that_bites() -> None:
-    assert biting(queue(RedrivePolicy=REDRIVE)) == set()
+def test_a_good_queue_has_no_problem() -> None:
+    assert problems(queue(RedrivePolicy=REDRIVE)) == set()
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_a_good_queue_has_nothing_that_bites() -> None:
         ({"ApproximateNumberOfMessagesNotVisible": 100_000}, "in_flight"),
     ],
 )
-def test_a_setting_that_bites_is_found_with_its_reason_and_its_change(
+def test_a_setting_that_is_a_problem_is_found_with_its_reason_and_its_change(
     attributes: dict[str, object], check: str
 ) -> None:
     state = queue(**{"RedrivePolicy": REDRIVE, **attributes})
 
-    assert biting(state) == {check}
+    assert problems(state) == {check}
     assert found(state)[check].why
     assert found(state)[check].change
 
@@ -65,7 +65,7 @@ def test_a_setting_that_bites_is_found_with_its_reason_and_its_change(
     "attributes", [{"VisibilityTimeout": 15}, {"VisibilityTimeout": 3600}, {"MessageRetentionPeriod": 12 * 3600}]
 )
 def test_the_limits_themselves_do_not_bite(attributes: dict[str, object]) -> None:
-    assert biting(queue(RedrivePolicy=REDRIVE, **attributes)) == set()
+    assert problems(queue(RedrivePolicy=REDRIVE, **attributes)) == set()
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_dead_letters_are_counted_in_plain_english(waiting: int, says: str) -> N
 def test_the_sensors_of_airflow_have_a_visibility_timeout_of_their_own() -> None:
     state = queue(RedrivePolicy=REDRIVE, VisibilityTimeout=5)
 
-    assert biting(state) == {"visibility_timeout"}
-    assert biting(state, replace(GOOD, waits_for_queue=False)) == set()
+    assert problems(state) == {"visibility_timeout"}
+    assert problems(state, replace(GOOD, waits_for_queue=False)) == set()
 
 
 @pytest.mark.parametrize(
     ("kept", "dead_kept", "level"),
     [
-        (4 * DAY, 4 * DAY, Level.BITES),
+        (4 * DAY, 4 * DAY, Level.PROBLEM),
         (4 * DAY, 4 * DAY + 1, Level.FINE),
-        (14 * DAY, 4 * DAY, Level.BITES),
+        (14 * DAY, 4 * DAY, Level.PROBLEM),
         (14 * DAY, 14 * DAY, Level.NOTE),
     ],
 )
@@ -108,22 +108,22 @@ def test_a_dead_letter_queue_must_keep_messages_for_longer(kept: int, dead_kept:
 def test_a_fifo_queue_counts_anew_when_it_moves_a_message() -> None:
     around = replace(GOOD, dead_letters=queue("dead.fifo", MessageRetentionPeriod=DAY))
 
-    assert biting(queue("orders.fifo", RedrivePolicy=REDRIVE, MessageRetentionPeriod=4 * DAY), around) == set()
+    assert problems(queue("orders.fifo", RedrivePolicy=REDRIVE, MessageRetentionPeriod=4 * DAY), around) == set()
 
 
 def test_a_dead_letter_queue_needs_none_itself() -> None:
     around = QueueContext(sources=(f"{URL}/orders",))
 
     assert found(queue("dead"), around)["dead_letter_queue"].what == "it is the dead-letter queue of orders"
-    assert biting(queue("dead"), around) == set()
+    assert problems(queue("dead"), around) == set()
     assert found(queue("dead"), QueueContext(sources=None))["dead_letter_queue"].level is Level.NOTE
 
 
 def test_a_host_that_tries_again_more_often_than_messages_may_be_received_is_found() -> None:
     state = queue(RedrivePolicy={**REDRIVE, "maxReceiveCount": 3})
 
-    assert biting(state, replace(GOOD, attempts={"Dagster": 2})) == set()
-    assert biting(state, replace(GOOD, attempts={"Dagster": 3})) == {"max_receive_count"}
+    assert problems(state, replace(GOOD, attempts={"Dagster": 2})) == set()
+    assert problems(state, replace(GOOD, attempts={"Dagster": 3})) == {"max_receive_count"}
 
 
 def test_the_change_is_a_command_that_a_shell_reads_back() -> None:
@@ -148,9 +148,9 @@ def test_a_key_is_named_and_what_it_needs(key: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "level"), [(0.4, Level.FINE), (-59, Level.FINE), (61, Level.BITES), (-900, Level.BITES)]
+    ("ahead", "level"), [(0.4, Level.FINE), (-59, Level.FINE), (61, Level.PROBLEM), (-900, Level.PROBLEM)]
 )
-def test_a_clock_that_is_wrong_bites(ahead: float, level: Level) -> None:
+def test_a_clock_that_is_wrong_is_a_problem(ahead: float, level: Level) -> None:
     assert clock_finding(ahead).level is level
 
 

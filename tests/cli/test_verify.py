@@ -14,7 +14,7 @@ import pytest
 
 from sqs_lease.cli import verify as command
 from sqs_lease.cli.contract import running
-from sqs_lease.cli.contract.checks import Check, Checked, DiffersError, Outcome, QueueKind, TooSlowError
+from sqs_lease.cli.contract.checks import Check, CheckResult, DiffersError, Outcome, QueueKind, TooSlowError
 from sqs_lease.cli.contract.client import ContractTransport
 from sqs_lease.cli.contract.ground import Ground
 from sqs_lease.cli.contract.running import CHECKS, PREFIX, MadeQueues, check_all
@@ -36,10 +36,10 @@ from tests.cli.wire import Wire
 BY_NAME = {check.name: check for check in CHECKS}
 
 
-def found_in(service: MemoryQueueService, *checks: Check) -> list[Checked]:
+def found_in(service: MemoryQueueService, *checks: Check) -> list[CheckResult]:
     """What checks find in a service, in its virtual time."""
 
-    async def main() -> list[Checked]:
+    async def main() -> list[CheckResult]:
         return await check_all(service, service.clock, MadeQueues(service), checks=checks or CHECKS)
 
     return run_virtual(main, clock=service.clock)

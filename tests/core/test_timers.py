@@ -14,7 +14,7 @@ TIMES = st.integers(0, 20).map(float)
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class Item:
     sequence: int
     token: int = 0
     place: int = -1
@@ -25,15 +25,15 @@ class OrdersAgainstSortedLists(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.orders: Orders[Kept] = Orders()
+        self.orders: Orders[Item] = Orders()
         self.by_time = (self.orders.by_time(), self.orders.by_time())
         self.expected: tuple[dict[int, float], dict[int, float]] = ({}, {})
-        self.records: list[Kept] = []
+        self.records: list[Item] = []
 
     @rule(which=st.integers(0, 1), times=st.lists(TIMES, min_size=1, max_size=300))
     def push_new_ones(self, which: int, times: list[float]) -> None:
         for at in times:
-            record = Kept(len(self.records))
+            record = Item(len(self.records))
             self.records.append(record)
             self.push(which, at, record)
 
@@ -43,7 +43,7 @@ class OrdersAgainstSortedLists(RuleBasedStateMachine):
         for record in self.records[::share]:
             self.push(which, at, record)
 
-    def push(self, which: int, at: float, record: Kept) -> None:
+    def push(self, which: int, at: float, record: Item) -> None:
         for expected in self.expected:
             expected.pop(record.sequence, None)
         self.by_time[which].push(at, record)
@@ -77,16 +77,16 @@ TestOrders = OrdersAgainstSortedLists.TestCase
 TestOrders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def filled(orders: Orders[Kept], count: int) -> tuple[TimeOrder[Kept], list[Kept]]:
+def filled(orders: Orders[Item], count: int) -> tuple[TimeOrder[Item], list[Item]]:
     order = orders.by_time()
-    records = [Kept(number) for number in range(count)]
+    records = [Item(number) for number in range(count)]
     for record in records:
         order.push(float(record.sequence), record)
     return order, records
 
 
 def test_no_single_operation_drops_more_than_a_few_items() -> None:
-    orders: Orders[Kept] = Orders()
+    orders: Orders[Item] = Orders()
     order, records = filled(orders, 10_000)
     dropped = []
     for record in records[::-1]:
@@ -97,7 +97,7 @@ def test_no_single_operation_drops_more_than_a_few_items() -> None:
 
 
 def test_the_first_stays_the_earliest_while_the_items_move_to_a_new_heap() -> None:
-    orders: Orders[Kept] = Orders()
+    orders: Orders[Item] = Orders()
     order, records = filled(orders, 1_000)
     for record in records[:300:-1]:
         orders.take_out(record)
@@ -105,7 +105,7 @@ def test_the_first_stays_the_earliest_while_the_items_move_to_a_new_heap() -> No
 
 
 def test_stale_items_are_soon_dropped() -> None:
-    orders: Orders[Kept] = Orders()
+    orders: Orders[Item] = Orders()
     order, records = filled(orders, 10_000)
     for live, record in zip(range(9_999, 0, -1), records, strict=False):
         orders.take_out(record)

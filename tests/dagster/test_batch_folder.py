@@ -10,7 +10,7 @@ import pytest
 
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.dagster.run_batch.folder import MESSAGES, BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 HANDLE = "AQEB-handle"
@@ -41,7 +41,7 @@ def test_what_is_known_of_a_piece_of_work_replaces_what_was_known_before(folder:
     assert folder.read(name) is None
     assert folder.pieces() == {}
     folder.write(PieceOfWork(name, "run/0", failed={"m0": "torn"}))
-    later = PieceOfWork(name, "run/1", True, {"m1": 'no "order"'}, Raised.by(MessageFailed(["m1"])))
+    later = PieceOfWork(name, "run/1", True, {"m1": 'no "order"'}, RaisedException.by(MessageFailed(["m1"])))
     folder.write(later)
     assert folder.read(name) == later
     assert folder.pieces() == {name: later}
@@ -55,7 +55,7 @@ def test_names_that_look_alike_are_told_apart(folder: BatchFolder) -> None:
 
 
 def test_an_exception_is_known_by_its_classes_and_never_by_its_text(folder: BatchFolder) -> None:
-    folder.write(PieceOfWork("load", "run/0", raised=Raised.by(KeyError("a secret body"))))
+    folder.write(PieceOfWork("load", "run/0", raised=RaisedException.by(KeyError("a secret body"))))
     (work,) = folder.pieces().values()
     assert work.raised is not None
     assert work.raised.errors[:2] == ("builtins.KeyError", "builtins.LookupError")

@@ -8,7 +8,7 @@ import pytest
 
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.core.verdict import Action, Decision, Failure, Tally
-from sqs_lease.dagster.run_batch.folder import PieceOfWork, Raised
+from sqs_lease.dagster.run_batch.folder import PieceOfWork, RaisedException
 from sqs_lease.dagster.run_batch.rules import StepEnd, units
 
 MESSAGES = ("m0", "m1", "m2")
@@ -18,7 +18,7 @@ BEFORE = "run/0"
 DONE = PieceOfWork("load", NOW, is_over=True)
 SUCCEEDED = StepEnd(NOW)
 FAILED = StepEnd(NOW, failed=True, errors=frozenset({"ValueError"}))
-NAMED = Raised.by(MessageFailed(["m1"]))
+NAMED = RaisedException.by(MessageFailed(["m1"]))
 FAILED_BY_NAME = StepEnd(NOW, failed=True, errors=frozenset({"DagsterExecutionStepExecutionError", "MessageFailed"}))
 HELD_UP = StepEnd(NOW, failed=True, errors=frozenset({"MessageFailed"}), holds_up=True)
 
@@ -74,7 +74,7 @@ def test_messages_that_an_exception_names_fail_alone_by_the_rule_of_its_class() 
 
 
 def test_a_group_of_message_failed_fails_the_messages_of_all_and_no_others() -> None:
-    raised = Raised.by(ExceptionGroup("", [MessageFailed("m1"), ExceptionGroup("", [MessageFailed("m2")])]))
+    raised = RaisedException.by(ExceptionGroup("", [MessageFailed("m1"), ExceptionGroup("", [MessageFailed("m2")])]))
     end = StepEnd(NOW, failed=True, errors=frozenset({"ExceptionGroup"}))
     found = decided({"load": end}, {"load": piece(raised=raised)})
     assert failed(found) == {"ExceptionGroup": ["m1", "m2"]}
@@ -88,7 +88,7 @@ def test_what_is_not_named_is_released_where_later_steps_did_not_run() -> None:
 
 
 def test_another_exception_fails_all_by_the_rule_of_its_class() -> None:
-    raised = Raised.by(ValueError())
+    raised = RaisedException.by(ValueError())
     found = decided({"load": FAILED}, {"load": piece(raised=raised)})
     assert found == dict.fromkeys(MESSAGES, Failure("ValueError", raised.errors))
 
@@ -143,7 +143,7 @@ def test_where_steps_did_not_run_because_the_executor_ended_early_none_is_delete
 
 def test_a_message_that_several_steps_failed_has_the_reason_that_says_most() -> None:
     pieces = {
-        "first": PieceOfWork("first", NOW, is_over=True, raised=Raised.by(ValueError())),
+        "first": PieceOfWork("first", NOW, is_over=True, raised=RaisedException.by(ValueError())),
         "second": PieceOfWork("second", NOW, is_over=True, failed={"m2": "torn"}),
     }
     found = decided({"first": FAILED, "second": SUCCEEDED, "third": FAILED}, pieces)
@@ -153,7 +153,7 @@ def test_a_message_that_several_steps_failed_has_the_reason_that_says_most() -> 
 @pytest.mark.parametrize(
     "known",
     [
-        piece(raised=Raised.by(ValueError()), done=frozenset({"m0"})),
+        piece(raised=RaisedException.by(ValueError()), done=frozenset({"m0"})),
         piece(is_over=False, done=frozenset({"m0"})),
         piece(attempt=BEFORE, done=frozenset({"m0"})),
     ],
@@ -183,12 +183,14 @@ def test_what_the_last_attempt_gave_back_is_released_and_what_an_earlier_one_gav
 
 
 def test_where_the_run_is_repeated_only_what_a_step_failed_by_its_id_has_failed_and_the_rest_is_open() -> None:
-    known = piece(failed={"m0": "torn"}, raised=Raised.by(ValueError()), released=frozenset({"m1"}))
+    known = piece(failed={"m0": "torn"}, raised=RaisedException.by(ValueError()), released=frozenset({"m1"}))
     found = decided({"load": FAILED}, {"load": known}, is_repeated=True)
     assert found == {"m0": Failure("torn"), "m1": Action.RELEASE, "m2": Action.HOLD}
 
 
-@pytest.mark.parametrize("known", [piece(), piece(raised=Raised.by(ValueError()))], ids=["after it", "in its block"])
+@pytest.mark.parametrize(
+    "known", [piece(), piece(raised=RaisedException.by(ValueError()))], ids=["after it", "in its block"]
+)
 @pytest.mark.parametrize("end", [FAILED, HELD_UP], ids=["the last step", "with steps behind it"])
 def test_where_the_run_is_repeated_it_does_not_have_what_a_step_gave_back_that_it_may_leave_out(
     end: StepEnd, known: PieceOfWork

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.dagster.backlog_sensor import Memory, _backlog
 from sqs_lease.dagster.dispatch import RUN, Destination, read_run, write_run
-from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, Raised
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.dagster.run_batch.routed import LEASES, read_written, write_leases
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.transport import QueueAttributes
@@ -29,7 +29,7 @@ WORK: Final = PieceOfWork(
     "run.0",
     True,
     {"m1": "no"},
-    Raised(("builtins.ValueError",), ("m1",)),
+    RaisedException(("builtins.ValueError",), ("m1",)),
     {"m1": ("builtins.ValueError",)},
     frozenset({"m2"}),
     frozenset({"m3"}),

@@ -288,7 +288,7 @@ def test_each_queue_has_a_dead_letter_queue_of_its_kind_and_making_them_twice_ch
 def test_the_doctor_finds_nothing_that_will_bite_in_a_queue(name: str) -> None:
     examined = TyperRunner().invoke(app, ["doctor", name, "--json"])
     found = [finding for subject in json.loads(examined.stdout)["examined"] for finding in subject["findings"]]
-    assert [finding["what"] for finding in found if finding["level"] == "bites"] == []
+    assert [finding["what"] for finding in found if finding["level"] == "problem"] == []
     assert {"access", "max_receive_count"} <= {finding["check"] for finding in found}
     assert examined.exit_code == 0
 

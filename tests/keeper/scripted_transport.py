@@ -14,7 +14,7 @@ from sqs_lease.sqs.transport import QueueAttributes
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordedCall:
     """One call: when, which queue, which method, and each message with its visibility in seconds (None: deleted)."""
 
     at: float
@@ -23,10 +23,10 @@ class Asked:
     entries: tuple[tuple[str, int | None], ...]
 
 
-Script = Callable[[Asked], Awaitable[Verdict]]
+Script = Callable[[RecordedCall], Awaitable[Verdict]]
 
 
-async def done(_: Asked) -> Verdict:
+async def done(_: RecordedCall) -> Verdict:
     return Verdict.DONE
 
 
@@ -34,7 +34,7 @@ async def done(_: Asked) -> Verdict:
 class ScriptedTransport:
     clock: Clock
     script: Script = done
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[RecordedCall] = field(default_factory=list)
     sent: list[tuple[str, str, Mapping[str, Any], str | None]] = field(default_factory=list)
     dead_letter_arn: str | None = None
     under_way: int = 0
@@ -69,7 +69,7 @@ class ScriptedTransport:
     async def _ask(
         self, queue_url: str, method: str, entries: tuple[tuple[str, int | None], ...], receipts: Sequence[Receipt]
     ) -> Sequence[EntryAnswer]:
-        asked = Asked(self.clock.now(), queue_url, method, entries)
+        asked = RecordedCall(self.clock.now(), queue_url, method, entries)
         self.asked.append(asked)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -94,10 +94,10 @@ class ScriptedTransport:
     async def aclose(self) -> None:
         """Nothing to close."""
 
-    def calls(self, method: str) -> list[Asked]:
+    def calls(self, method: str) -> list[RecordedCall]:
         return [asked for asked in self.asked if asked.method == method]
 
 
-async def never_answers(_: Asked) -> Verdict:
+async def never_answers(_: RecordedCall) -> Verdict:
     await asyncio.get_running_loop().create_future()
     raise AssertionError

@@ -15,7 +15,7 @@ from sqs_lease.core.policies import Fixed, Growing, Never
 from sqs_lease.keeper.batch import KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
-from tests.keeper.scripted_transport import Asked, never_answers
+from tests.keeper.scripted_transport import RecordedCall, never_answers
 
 FIFO = f"{QUEUE}.fifo"
 
@@ -90,7 +90,7 @@ class TestGroupOrder:
 
 class TestCertainty:
     def test_a_lease_that_lapsed_is_not_still_held_even_when_it_was_extended_since(self, setting: Setting) -> None:
-        async def late(asked: Asked) -> Verdict:
+        async def late(asked: RecordedCall) -> Verdict:
             return Verdict.TRANSIENT if asked.method == "extend" and asked.at < 35 else Verdict.DONE
 
         setting.transport.script = late
@@ -211,7 +211,7 @@ class TestWhoHolds:
     def test_a_batch_that_is_dropped_while_the_keeper_closes_does_not_keep_it_from_closing(
         self, setting: Setting
     ) -> None:
-        async def slow(_: Asked) -> Verdict:
+        async def slow(_: RecordedCall) -> Verdict:
             await asyncio.sleep(2)
             return Verdict.DONE
 
@@ -244,7 +244,7 @@ class TestWhoHolds:
         setting.run(scenario)
 
     def test_who_waits_for_a_settlement_is_told_that_another_batch_took_the_lease(self, setting: Setting) -> None:
-        async def slow(_: Asked) -> Verdict:
+        async def slow(_: RecordedCall) -> Verdict:
             await asyncio.sleep(2)
             return Verdict.DONE
 

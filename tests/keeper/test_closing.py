@@ -11,7 +11,7 @@ from sqs_lease.core.policies import Never
 from sqs_lease.keeper.batch import KeeperClosedError
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
-from tests.keeper.scripted_transport import Asked, never_answers
+from tests.keeper.scripted_transport import RecordedCall, never_answers
 
 
 class TestClosing:
@@ -37,7 +37,7 @@ class TestClosing:
     def test_calls_under_way_are_given_time_to_end_and_none_begins_after(self, setting: Setting) -> None:
         finished = []
 
-        async def slowly(asked: Asked) -> Verdict:
+        async def slowly(asked: RecordedCall) -> Verdict:
             await asyncio.sleep(4)
             finished.append(asked.method)
             return Verdict.DONE
@@ -53,7 +53,7 @@ class TestClosing:
         assert setting.clock.now() == 24
 
     def test_an_extension_that_fails_while_the_keeper_closes_is_not_made_again(self, setting: Setting) -> None:
-        async def slowly_in_vain(asked: Asked) -> Verdict:
+        async def slowly_in_vain(asked: RecordedCall) -> Verdict:
             await asyncio.sleep(4)
             return Verdict.UNAVAILABLE
 
@@ -125,7 +125,7 @@ def test_a_forgotten_batch_is_not_called_for_and_cannot_be_settled(setting: Sett
 
 
 def test_extend_now_waits_for_the_answer_and_skips_what_cannot_be_extended(setting: Setting) -> None:
-    async def slowly(_: Asked) -> Verdict:
+    async def slowly(_: RecordedCall) -> Verdict:
         await asyncio.sleep(1)
         return Verdict.DONE
 
@@ -147,7 +147,7 @@ def test_extend_now_waits_for_the_answer_and_skips_what_cannot_be_extended(setti
 
 
 def test_the_last_calls_are_made_even_after_a_loop_that_ends_cancelled_all_tasks(setting: Setting) -> None:
-    async def slowly(_: Asked) -> Verdict:
+    async def slowly(_: RecordedCall) -> Verdict:
         await asyncio.sleep(1)
         return Verdict.DONE
 

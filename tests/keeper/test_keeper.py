@@ -13,7 +13,7 @@ from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.keeper import Keeper
 from tests.keeper.held import OTHER, POLICY, QUEUE, Setting, messages
-from tests.keeper.scripted_transport import Asked, never_answers
+from tests.keeper.scripted_transport import RecordedCall, never_answers
 
 
 def test_leases_are_extended_while_the_work_runs_and_deleted_when_it_succeeded(setting: Setting) -> None:
@@ -57,7 +57,7 @@ def test_many_batches_and_queues_are_held_at_once_with_calls_shared_within_a_que
 def test_a_call_that_hangs_delays_nobody_else_and_is_tried_again_within_the_lease(setting: Setting) -> None:
     hung = 0
 
-    async def script(asked: Asked) -> Verdict:
+    async def script(asked: RecordedCall) -> Verdict:
         nonlocal hung
         if "m0" in dict(asked.entries) and not hung:
             hung += 1
@@ -79,7 +79,7 @@ def test_a_call_that_hangs_delays_nobody_else_and_is_tried_again_within_the_leas
 
 
 def test_a_transport_that_raises_is_tried_again_and_the_other_queue_goes_on(setting: Setting) -> None:
-    async def script(asked: Asked) -> Verdict:
+    async def script(asked: RecordedCall) -> Verdict:
         if asked.queue_url == QUEUE and asked.at < 25:
             raise RuntimeError("a bug of the transport")
         return Verdict.DONE
@@ -121,7 +121,7 @@ def test_a_keeper_goes_on_a_second_after_an_error_of_its_own(
 
 
 def test_calls_overlap_but_only_so_many_of_a_queue_are_under_way_at_once(setting: Setting) -> None:
-    async def slowly(_: Asked) -> Verdict:
+    async def slowly(_: RecordedCall) -> Verdict:
         await asyncio.sleep(0.1)
         return Verdict.DONE
 
@@ -141,7 +141,7 @@ def test_calls_overlap_but_only_so_many_of_a_queue_are_under_way_at_once(setting
 def test_listeners_hear_of_lost_lapsed_refused_and_ending_leases_and_may_fail(setting: Setting) -> None:
     verdicts = {"m0": Verdict.LOST, "m1": Verdict.CAPPED, "m2": Verdict.REFUSED}
 
-    async def script(asked: Asked) -> Verdict:
+    async def script(asked: RecordedCall) -> Verdict:
         ((message_id, _),) = asked.entries
         return verdicts[message_id]
 

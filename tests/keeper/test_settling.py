@@ -14,7 +14,7 @@ from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.sqs.errors import TransientError
 from tests.keeper.held import POLICY, QUEUE, Setting, messages
-from tests.keeper.scripted_transport import Asked, done, never_answers
+from tests.keeper.scripted_transport import RecordedCall, done, never_answers
 
 
 def test_failed_work_releases_at_once_and_succeeded_messages_of_the_same_batch_are_deleted(setting: Setting) -> None:
@@ -34,7 +34,7 @@ def test_failed_work_releases_at_once_and_succeeded_messages_of_the_same_batch_a
 
 
 def test_settling_waits_for_the_extension_under_way(setting: Setting) -> None:
-    async def slow_extension(asked: Asked) -> Verdict:
+    async def slow_extension(asked: RecordedCall) -> Verdict:
         await asyncio.sleep(3 if asked.method == "extend" else 0)
         return Verdict.DONE
 
@@ -64,7 +64,7 @@ def test_settling_twice_gives_the_first_outcome_again_and_calls_nothing_more(set
 
 
 def test_cancelling_one_who_waits_for_a_settlement_leaves_it_to_another(setting: Setting) -> None:
-    async def slowly(_: Asked) -> Verdict:
+    async def slowly(_: RecordedCall) -> Verdict:
         await asyncio.sleep(2)
         return Verdict.DONE
 
@@ -84,7 +84,7 @@ def test_cancelling_one_who_waits_for_a_settlement_leaves_it_to_another(setting:
 
 
 def test_a_lost_lease_is_settled_as_lost_without_a_call(setting: Setting) -> None:
-    async def lost(_: Asked) -> Verdict:
+    async def lost(_: RecordedCall) -> Verdict:
         return Verdict.LOST
 
     setting.transport.script = lost
@@ -244,7 +244,7 @@ class TestDeadLettering:
 
 
 def test_a_release_that_fails_within_the_transport_is_not_repeated_for_it_may_have_been_made(setting: Setting) -> None:
-    async def broken(asked: Asked) -> Verdict:
+    async def broken(asked: RecordedCall) -> Verdict:
         raise RuntimeError("a bug of the transport")
 
     setting.transport.script = broken

@@ -24,7 +24,7 @@ from tests.rounds.disks import unmount_left
 from tests.rounds.draw import draw
 from tests.rounds.plain import FIFO_TRAITS, PlainHost
 from tests.rounds.play import Player, Round
-from tests.rounds.progress import Kept, Run
+from tests.rounds.progress import RoundSummary, Run
 from tests.rounds.spark import SparkHost
 from tests.rounds.stacks import Host, stack
 
@@ -157,7 +157,7 @@ class Rounds:
                     return
 
     def _keep(self, host: Host, played: Round, directory: Path) -> None:
-        kept = Kept.of(played, host.traits.workers)
+        kept = RoundSummary.of(played, host.traits.workers)
         self._run.keep(host.traits.name, kept)
         outcome = "; ".join(sorted({rule for rule, _ in kept.findings})) or "good"
         number = len(self._run.kept[host.traits.name])

@@ -16,7 +16,7 @@ LARGEST_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RoundSummary:
     """What is kept of a round.
 
     Attributes:
@@ -41,7 +41,7 @@ class Kept:
     starved_seconds: float = 0.0
 
     @classmethod
-    def of(cls, played: Round, workers: int) -> Kept:
+    def of(cls, played: Round, workers: int) -> RoundSummary:
         """What is kept of a round that was played by so many workers."""
         starved = sum(
             (window.ended_at - window.began_at) * (workers if window.worker is None else 1)
@@ -61,7 +61,7 @@ class Kept:
         )
 
     @classmethod
-    def read(cls, stored: dict[str, Any]) -> Kept:
+    def read(cls, stored: dict[str, Any]) -> RoundSummary:
         """What was kept of a round, as JSON has it."""
         findings = [(rule, text) for rule, text in stored.pop("findings")]
         return cls(**stored, findings=findings)
@@ -83,14 +83,14 @@ class Run:
     seed: int
     rounds: int
     hosts: list[str]
-    kept: dict[str, list[Kept]] = field(default_factory=dict)
+    kept: dict[str, list[RoundSummary]] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, path: Path, rounds: int, hosts: Sequence[str], seed: int | None) -> Run:
         """Go on with the run of a file, if it is the one that is asked for and not over; else begin another one."""
         if path.exists():
             stored = json.loads(path.read_text())
-            kept = {host: [Kept.read(each) for each in played] for host, played in stored.pop("kept").items()}
+            kept = {host: [RoundSummary.read(each) for each in played] for host, played in stored.pop("kept").items()}
             run = cls(path, stored["seed"], stored["rounds"], stored["hosts"], kept)
             is_asked_for = (run.rounds, run.hosts) == (rounds, list(hosts)) and seed in {None, run.seed}
             if is_asked_for and any(run.left(host) for host in hosts):
@@ -102,7 +102,7 @@ class Run:
         played = {each.seed for each in self.kept.get(host, ())}
         return [seed for seed in range(self.seed, self.seed + self.rounds) if seed not in played]
 
-    def keep(self, host: str, kept: Kept) -> None:
+    def keep(self, host: str, kept: RoundSummary) -> None:
         """Write down a round."""
         self.kept.setdefault(host, []).append(kept)
         content = {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rounds.progress import Kept, Run
+from tests.rounds.progress import RoundSummary, Run
 
 
-def kept(seed: int, *findings: tuple[str, str]) -> Kept:
-    return Kept(seed, 12.5, 10, 14, ["kill -9"], [], list(findings), starved_seconds=1.5)
+def kept(seed: int, *findings: tuple[str, str]) -> RoundSummary:
+    return RoundSummary(seed, 12.5, 10, 14, ["kill -9"], [], list(findings), starved_seconds=1.5)
 
 
 @pytest.fixture

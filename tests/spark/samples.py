@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import DeltaSink, IngestResult, JsonSource, Overtaken, Sink, Source, ingest
+from sqs_lease.spark import CommitConflict, DeltaSink, IngestResult, JsonSource, Sink, Source, ingest
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 
@@ -109,6 +109,6 @@ class InterruptedTable(WriteAheadTable):
             self.sink.before_commit()
         try:
             return super().commit(looked_up, admission)
-        except Overtaken:
-            self.sink.calls.append("overtaken")
+        except CommitConflict:
+            self.sink.calls.append("conflict")
             raise

@@ -236,7 +236,7 @@ def test_a_batch_that_overlaps_with_one_committed_meanwhile_stores_the_rest(plac
 
     result = place.ingest(good([1, 2]), sink=sink)
 
-    assert sink.calls == ["commit", "overtaken", "commit"]
+    assert sink.calls == ["commit", "conflict", "commit"]
     assert (result.ingested, result.duplicates, result.table_version) == (1, 1, 2)
     assert stored_ids(place.table) == ["m1", "m2", "m3"]
     assert staged_files(place.table) == named_files(place.table)
@@ -264,7 +264,7 @@ def test_the_same_batch_twice_at_once_is_stored_once_and_reported_alike(place: P
 
     result = place.ingest(good([1, 2]), sink=sink)
 
-    assert sink.calls == ["commit", "overtaken"]
+    assert sink.calls == ["commit", "conflict"]
     assert result == replace(twins[0], rows=0)
     assert stored_ids(place.table) == ["m1", "m2"]
     assert staged_files(place.table) == named_files(place.table)

@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from sqs_lease.spark import Ledger, Overtaken, TableError
+from sqs_lease.spark import CommitConflict, Ledger, TableError
 from sqs_lease.spark.ledger import SMALL_FILES, Abandoned, Admitted, LedgerSnapshot, OpenLedger
 from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, KNOWN, LOOKED_UP, REJECTED
 
@@ -126,7 +126,7 @@ def test_an_admission_from_an_outdated_snapshot_is_refused_and_leaves_nothing(bo
     snapshot = ledger.snapshot()
     book.admit("first", {"a": NOON})
 
-    with pytest.raises(Overtaken):
+    with pytest.raises(CommitConflict):
         ledger.admit(snapshot, "second", entries({"a": NOON}), "somewhere")
 
     assert book.find({"a": NOON}) == {"a": "first"}
@@ -300,7 +300,7 @@ def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Boo
     snapshot = ledger.snapshot()
     book.clean_up()
 
-    with pytest.raises(Overtaken):
+    with pytest.raises(CommitConflict):
         ledger.admit(snapshot, "next", entries({"next": NOON}), None)
     assert ledger.admit(ledger.snapshot(), "next", entries({"next": NOON}), None).number == 3
 
@@ -332,7 +332,7 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
     with patch.object(DeltaTable, "delete", side_effect=DeltaError("no permission")):
         book.clean_up()
 
-    assert f"ledger {book.path} was not cleaned up, which is tried again: no permission" in caplog.text
+    assert f"ledger {book.path} was not cleaned up; the next batch tries again: no permission" in caplog.text
 
 
 def test_the_clean_up_of_a_ledger_that_was_made_anew_meanwhile_does_no_harm(book: Book) -> None:
@@ -391,7 +391,7 @@ def test_of_drivers_that_admit_at_the_same_moment_one_goes_first(book: Book) -> 
             with_one_of_its_own = entries({"all": NOON, f"m{number}": NOON})
             try:
                 ledger.admit(snapshot, f"batch {number}", with_one_of_its_own, None)
-            except Overtaken:
+            except CommitConflict:
                 continue
             return tries
 
@@ -456,7 +456,7 @@ def test_of_tables_that_are_opened_with_one_ledger_at_the_same_moment_one_has_it
         try:
             ledger = Ledger(path).open(table)
             while True:
-                with suppress(Overtaken):
+                with suppress(CommitConflict):
                     ledger.admit(ledger.snapshot(), table, entries({table: NOON}), None)
                     return True
         except TableError:

@@ -1,4 +1,4 @@
-"""Messages give no, one or many rows, or rows and a reject: each has one fate all the same."""
+"""Messages give no, one or many rows, or rows and a reject: each message has exactly one outcome all the same."""
 
 from __future__ import annotations
 

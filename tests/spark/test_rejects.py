@@ -85,7 +85,7 @@ def test_a_reject_that_another_driver_stored_meanwhile_is_stored_once(place: Pla
 
     result = place.ingest([*bad, *good([1])], rejects=late)
 
-    assert late.calls == ["commit", "overtaken", "commit"]
+    assert late.calls == ["commit", "conflict", "commit"]
     assert stored_ids(Path(rejects.path)) == ["a", "b"]
     assert stored_ids(place.table) == ["m1", "m2"]
     # The main table learned of it meanwhile too, so that reject is the other batch's.

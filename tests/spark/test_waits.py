@@ -1,4 +1,4 @@
-"""Whoever waits for others who write the same table says so, and does not wait for ever."""
+"""A wait for other writers of the same table is logged, and bounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from sqs_lease.spark import InferredSchema, SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
-from sqs_lease.spark.sinks.sink import Admission, Overtaken
-from sqs_lease.spark.waits import Waits, among_others, waiting_at_most
+from sqs_lease.spark.sinks.sink import Admission, CommitConflict
+from sqs_lease.spark.waits import Waits, waiting_at_most, while_contended
 from sqs_lease.testing.sink_subject import asked, entries
 from tests.spark.delta.tables import application, open_table, row, stage, stored
 from tests.spark.sinks.memory_sink import MemoryLookUp, MemoryStore, MemoryTable
@@ -63,7 +63,7 @@ class BusyTable(MemoryTable):
     def commit(self, looked_up: MemoryLookUp, admission: Admission) -> int | None:
         if self.refusals:
             self.refusals -= 1
-            raise Overtaken("batch z was admitted to the ledger /data/orders/ledger")
+            raise CommitConflict("batch z was admitted to the ledger /data/orders/ledger")
         return super().commit(looked_up, admission)
 
 
@@ -76,9 +76,9 @@ def test_a_wait_is_told_with_who_is_waited_for_and_counted(waits: Waits, caplog:
     with caplog.at_level(logging.INFO, logger="sqs_lease.spark.waits"):
         assert load_into(BusyTable(MemoryStore(), refusals=7)).ingested == 1
 
-    told = "the table of batch b: waiting for others who write it, since %d s: batch z was admitted to the ledger"
+    told = "the table of batch b: waiting for other writers, since %d s: batch z was admitted to the ledger"
     assert [told % seconds in line for seconds, line in zip((0, 5), caplog.messages[:2], strict=True)] == [True, True]
-    assert caplog.messages[2:] == ["the table of batch b: waited 7 s for others who write it"]
+    assert caplog.messages[2:] == ["the table of batch b: waited 7 s for other writers"]
     assert waits.seconds == 7
 
 
@@ -95,22 +95,22 @@ def test_a_wait_that_takes_too_long_ends_with_what_to_do(waits: Waits) -> None:
 
 
 def test_pauses_grow_and_are_not_those_of_others(waits: Waits, hands: Hands) -> None:
-    with patch.object(random, "uniform", lambda _, longest: longest), among_others("table t") as others:
+    with patch.object(random, "uniform", lambda _, longest: longest), while_contended("table t") as writers:
         for _ in range(10):
-            others.again("x")
+            writers.pause("x")
     assert hands.slept[:3] == [0.01, 0.02, 0.04]
     assert hands.slept[-1] == 1.0
 
 
 def test_a_wait_within_a_wait_counts_once(waits: Waits) -> None:
-    with among_others("the ledger") as outer:
-        outer.again("x")
-        with among_others("the table") as inner:
-            inner.again("x")
-        outer.again("x")
-    with among_others("the table") as alone:
-        alone.again("x")
-    with among_others("nobody's"):
+    with while_contended("the ledger") as outer:
+        outer.pause("x")
+        with while_contended("the table") as inner:
+            inner.pause("x")
+        outer.pause("x")
+    with while_contended("the table") as alone:
+        alone.pause("x")
+    with while_contended("nobody's"):
         pass
     assert waits.seconds == 4
 
@@ -144,7 +144,7 @@ def test_a_ledger_says_which_batch_was_faster(tmp_path: Path) -> None:
     before = ledger.snapshot()
     ledger.admit(ledger.snapshot(), "the other", entries(["m1"]), None)
 
-    with pytest.raises(Overtaken, match=f"batch the other was admitted to the ledger {tmp_path}/ledger"):
+    with pytest.raises(CommitConflict, match=f"batch the other was admitted to the ledger {tmp_path}/ledger"):
         ledger.admit(before, "b", entries(["m2"]), None)
     assert before.find(asked("m1")).num_rows == 0
 

@@ -309,5 +309,5 @@ def test_rows_are_left_where_it_cannot_be_known_whether_they_were_admitted(
 
     table.discard(staged)
 
-    assert f"left over, perhaps: {staged.location}" in caplog.text
+    assert f"staged rows may be left over: {staged.location}" in caplog.text
     assert staged.location in driver.world.storage.staged

@@ -63,10 +63,10 @@ class Aws(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
-    class Asked(Aws):
+    class RecordingAws(Aws):
         asked: ClassVar[list[tuple[str, str]]] = []
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RecordingAws)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     config = tmp_path / "config"
@@ -76,7 +76,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    yield Asked
+    yield RecordingAws
     server.shutdown()
     thread.join()
     server.server_close()

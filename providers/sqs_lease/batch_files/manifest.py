@@ -97,7 +97,8 @@ class Manifest:
     """The content of a manifest.
 
     Attributes:
-        batch_id: The id of the batch.
+        batch_id: The id that the host gave the leased batch; empty without one. It is not the ``batch_id`` of an
+            ingestion, which is named after its messages and its source.
         queue_url: The queue from which its messages were received.
         messages: The messages in the order of the batch; their receipt handles are empty.
     """
@@ -116,7 +117,7 @@ def write_manifest(
 
     Args:
         path: The file; its directory must exist.
-        batch_id: The id of the batch.
+        batch_id: The id of the leased batch; see :class:`Manifest`.
         queue_url: The queue.
         messages: The messages, as for :func:`message_tables`; it iterates over them while it writes.
 

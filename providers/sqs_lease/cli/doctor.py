@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sqs_lease.cli import airflow_checks, dagster_checks
-from sqs_lease.cli.findings import Examined, Finding, show
+from sqs_lease.cli.findings import Finding, SubjectReport, show
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queues, Region, aws_access, not_empty
 from sqs_lease.cli.output import CommandError, ExitCode, console, print_json
 from sqs_lease.cli.queue_access import (
@@ -92,17 +92,17 @@ def doctor(
     # Airflow and Dagster may log to standard output, but that is for the result.
     with redirect_stdout(sys.stderr):
         examined = list(_examined(list(dict.fromkeys(queues)), access, hosts))
-    bites = sum(about.bites for about in examined)
+    problems = sum(about.problems for about in examined)
     if as_json:
-        print_json({"examined": [about.plain() for about in examined], "bites": bites})
+        print_json({"examined": [about.plain() for about in examined], "problems": problems})
     else:
         screen = console()
         show(examined, screen)
-        screen.print(_summary(bites))
-    raise typer.Exit(ExitCode.TROUBLE if bites else ExitCode.FINE)
+        screen.print(_summary(problems))
+    raise typer.Exit(ExitCode.TROUBLE if problems else ExitCode.FINE)
 
 
-def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterator[Examined]:
+def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterator[SubjectReport]:
     if hosts.airflow:
         airflow_checks.require_airflow()
     if hosts.dagster:
@@ -111,13 +111,13 @@ def _examined(queues: Sequence[str], access: AwsAccess, hosts: _Hosts) -> Iterat
     around = QueueContext(waits_for_queue=hosts.dagster or not hosts.airflow, attempts=attempts)
     for queue in queues:
         yield _examine(queue, access, hosts, around)
-    yield Examined(subject="This installation", detail="", findings=tuple(_installation(hosts)))
+    yield SubjectReport(subject="This installation", detail="", findings=tuple(_installation(hosts)))
 
 
-def _summary(bites: int) -> str:
-    if not bites:
+def _summary(problems: int) -> str:
+    if not problems:
         return "[green]No problems found.[/]"
-    return f"[bold red]{bites} {'problem' if bites == 1 else 'problems'} found.[/]"
+    return f"[bold red]{problems} {'problem' if problems == 1 else 'problems'} found.[/]"
 
 
 def _installation(hosts: _Hosts) -> Iterator[Finding]:
@@ -135,19 +135,19 @@ def _client(queue: str, access: AwsAccess, hosts: _Hosts) -> SQSClient:
     return make_client(access, queue=queue)
 
 
-def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext) -> Examined:
+def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext) -> SubjectReport:
     try:
         client = _client(queue, access, hosts)
         check_region(queue_reference(queue), queue, client.meta.region_name)
     except SqsError as error:
-        return Examined(subject=queue, detail="", findings=(_unreachable(error, queue),))
+        return SubjectReport(subject=queue, detail="", findings=(_unreachable(error, queue),))
     with_client: Any = client
     endpoint = client.meta.endpoint_url
     try:
         if is_off_aws(queue) and not is_at(endpoint, queue):
-            return Examined(subject=queue, detail="", findings=(_elsewhere(queue, endpoint),))
+            return SubjectReport(subject=queue, detail="", findings=(_elsewhere(queue, endpoint),))
         examination = _Examination(queue, client, access, hosts)
-        return Examined(subject=queue, detail=examination.url, findings=tuple(examination.findings(around)))
+        return SubjectReport(subject=queue, detail=examination.url, findings=tuple(examination.findings(around)))
     finally:
         with_client.close()
 

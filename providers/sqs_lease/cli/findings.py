@@ -19,7 +19,7 @@ class Level(StrEnum):
     FINE = "fine"
     NOTE = "note"
     """Useful to know; a change is not necessary."""
-    BITES = "bites"
+    PROBLEM = "problem"
     """A problem: it will do harm in a case that comes sooner or later."""
 
 
@@ -56,11 +56,11 @@ class Finding:
     @classmethod
     def harm(cls, check: str, what: str, *, why: str = "", change: str = "", command: str = "") -> Self:
         """Make a finding of a problem."""
-        return cls(check=check, level=Level.BITES, what=what, why=why, change=change, command=command)
+        return cls(check=check, level=Level.PROBLEM, what=what, why=why, change=change, command=command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class SubjectReport:
     """The findings about one subject: a queue, or this installation of a host.
 
     Attributes:
@@ -74,9 +74,9 @@ class Examined:
     findings: tuple[Finding, ...]
 
     @property
-    def bites(self) -> int:
+    def problems(self) -> int:
         """The number of problems."""
-        return sum(finding.level is Level.BITES for finding in self.findings)
+        return sum(finding.level is Level.PROBLEM for finding in self.findings)
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values, for JSON."""
@@ -84,10 +84,10 @@ class Examined:
 
 
 _INDENT: Final = " " * 4
-_MARKS: Final = {Level.FINE: Mark.GOOD, Level.NOTE: Mark.NOTE, Level.BITES: Mark.BAD}
+_MARKS: Final = {Level.FINE: Mark.GOOD, Level.NOTE: Mark.NOTE, Level.PROBLEM: Mark.BAD}
 
 
-def show(examined: Iterable[Examined], screen: Console) -> None:
+def show(examined: Iterable[SubjectReport], screen: Console) -> None:
     """Print findings for people: problems with their reason and remedy, the others in a line."""
     for about in examined:
         screen.print(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqs_lease.cli.contract.checks import Checked, Outcome, Requests
+from sqs_lease.cli.contract.checks import CheckResult, Outcome, Requests
 from sqs_lease.cli.contract.client import ContractTransport
 from sqs_lease.cli.contract.running import CHECKS, PREFIX, MadeQueues, check_all
 from sqs_lease.cli.message_text import harmless
@@ -146,14 +146,14 @@ def _naming_what_is_left(queues: MadeQueues, cli: Sequence[str]) -> Iterator[Non
             print_error(f"A queue that was made could not be deleted. Delete it: {_deletion(queue, cli)}")
 
 
-def _exit_code(found: Sequence[Checked]) -> ExitCode:
+def _exit_code(found: Sequence[CheckResult]) -> ExitCode:
     outcomes = {checked.outcome for checked in found}
     if Outcome.DIFFERS in outcomes:
         return ExitCode.TROUBLE
     return ExitCode.BAD_INPUT if Outcome.NOT_CHECKED in outcomes else ExitCode.FINE
 
 
-def _show(screen: Console, found: Sequence[Checked], requests: Requests) -> None:
+def _show(screen: Console, found: Sequence[CheckResult], requests: Requests) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("check", no_wrap=True)
@@ -178,7 +178,9 @@ def _sentence(found: str) -> str:
     return line[:1].upper() + line[1:] + ("" if line.endswith((".", "]")) else ".")
 
 
-def _as_json(client: Any, found: Sequence[Checked], requests: Requests, left_before: Sequence[str]) -> dict[str, Any]:
+def _as_json(
+    client: Any, found: Sequence[CheckResult], requests: Requests, left_before: Sequence[str]
+) -> dict[str, Any]:
     return {
         "endpoint_url": client.meta.endpoint_url,
         "region": client.meta.region_name,

@@ -578,7 +578,7 @@ class _Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _QueueReading:
     """The knowledge of one evaluation after it has read the queue."""
 
     backlog: Backlog
@@ -595,7 +595,9 @@ class _BacklogSensor:
     run_config: RunConfig | Callable[[Backlog], RunConfig] | None
     run_tags: Mapping[str, str] | Callable[[Backlog], Mapping[str, str]] | None
 
-    def evaluate(self, context: dg.SensorEvaluationContext, act: Callable[[_Seen], dg.SensorResult]) -> dg.SensorResult:
+    def evaluate(
+        self, context: dg.SensorEvaluationContext, act: Callable[[_QueueReading], dg.SensorResult]
+    ) -> dg.SensorResult:
         now = SystemClock().wall()
         memory = self._memory(context)
         try:
@@ -610,10 +612,10 @@ class _BacklogSensor:
         backlog = _backlog(queue, memory, now)
         if (reason := self.rules.why_to_wait(backlog)) is not None:
             return dg.SensorResult(skip_reason=_sentence(reason), cursor=memory.cursor())
-        return act(_Seen(backlog, memory, now))
+        return act(_QueueReading(backlog, memory, now))
 
     def request(
-        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _Seen, only_job: str
+        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _QueueReading, only_job: str
     ) -> dg.SensorResult:
         """Ask for runs of each job; of the only target, which is a job of this name, if there are no names."""
         tag = _tag(self.name, context)
@@ -634,7 +636,7 @@ class _BacklogSensor:
             dynamic_partitions_requests=self._added_partitions(context, requests, only_job),
         )
 
-    def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _Seen) -> dg.SensorResult:
+    def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _QueueReading) -> dg.SensorResult:
         """Report the queue's asset, for the assets behind it."""
         partition = _given(self.partition_key, seen.backlog)
         event, memory, said = report_backlog(
@@ -644,7 +646,7 @@ class _BacklogSensor:
             asset_events=[] if event is None else [event], skip_reason=_sentence(said), cursor=memory.cursor()
         )
 
-    def _request(self, tag: str, job: str | None, seen: _Seen, number: int) -> dg.RunRequest:
+    def _request(self, tag: str, job: str | None, seen: _QueueReading, number: int) -> dg.RunRequest:
         return dg.RunRequest(
             run_key=seen.memory.key(number),
             run_config=self.run_config(seen.backlog) if callable(self.run_config) else self.run_config,

@@ -165,7 +165,7 @@ class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 @dataclass(frozen=True, slots=True)
-class Undispatched:
+class DispatchFailure:
     """The reason why a message cannot be given to a run.
 
     Attributes:
@@ -177,12 +177,14 @@ class Undispatched:
     errors: tuple[str, ...]
 
     @classmethod
-    def by(cls, error: DispatchError) -> Undispatched:
+    def by(cls, error: DispatchError) -> DispatchFailure:
         """Describe an exception; if a function raised it, the classes are those of the function's exception."""
         return cls(str(error), exception_names(error.__cause__ or error))
 
 
-def undispatched_text(why: Undispatched, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement]) -> str:
+def dispatch_failure_text(
+    why: DispatchFailure, receipts: Sequence[Receipt], settlements: Mapping[Receipt, Settlement]
+) -> str:
     """Return one line about messages that cannot be given to a run, and how they are settled."""
     ends = sorted({_ENDS[type(settlements[receipt])] for receipt in receipts})
     ids = ", ".join(receipt.message_id for receipt in receipts[:_SHOWN_MESSAGES])
@@ -316,17 +318,17 @@ class Dispatcher:
         elif self.dispatch.run_config is not None or self.dispatch.partition_key is not None:
             self.run_request(self.dispatch.destination())
 
-    def ask(self, messages: Sequence[Message]) -> list[Destination | Undispatched]:
+    def ask(self, messages: Sequence[Message]) -> list[Destination | DispatchFailure]:
         """Return the run of each message, or why it cannot go to a run."""
         return [self._asked(message) for message in messages]
 
-    def _asked(self, message: Message) -> Destination | Undispatched:
+    def _asked(self, message: Message) -> Destination | DispatchFailure:
         try:
             destination = self.dispatch.destination(message)
             if reason := self.why_not(destination):
                 raise DispatchError(reason)  # noqa: TRY301 - one handler for all errors
         except DispatchError as error:
-            return Undispatched.by(error)
+            return DispatchFailure.by(error)
         return destination
 
     def why_not(self, destination: Destination) -> str:

@@ -57,17 +57,17 @@ from sqs_lease.dagster.dispatch import (
     Destination,
     Dispatch,
     Dispatcher,
+    DispatchFailure,
     Job,
     Part,
     RunConfig,
     Target,
-    Undispatched,
     add_requests,
+    dispatch_failure_text,
     divided,
     jobs_of_a_list,
     read_run,
     target_argument,
-    undispatched_text,
     write_run,
 )
 from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
@@ -232,9 +232,9 @@ def build_sqs_router(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A run to request: its batch, the batch's directory, and the run itself."""
+    """A run to request: the id of its part of the received batch, the part's directory, and the run itself."""
 
-    batch_id: str
+    part_id: str
     uri: str
     destination: Destination
 
@@ -286,7 +286,7 @@ class _Router:
         # Dagster launches one after the other, each in about 3 s. The next evaluation finds the others.
         for request in received.requests[:MOST_RUNS_AT_ONCE]:
             tags = {ROUTED_TAG: request.uri, ROUTED_QUEUE_TAG: self.queue_name(), ROUTER_TAG: self.name}
-            run, added = dispatcher.run_request(request.destination, run_key=request.batch_id, tags=tags)
+            run, added = dispatcher.run_request(request.destination, run_key=request.part_id, tags=tags)
             asked.append(run)
             partitions.append(added)
         for failure in received.failures:
@@ -396,7 +396,7 @@ class _Router:
             if isinstance(answer, Destination) and message.receipt not in settled
         ]
         parts, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
-        requests = [_Request(batch_id := uuid4().hex, f"{self.uri}/{batch_id}", part.destination) for part in parts]
+        requests = [_Request(part_id := uuid4().hex, f"{self.uri}/{part_id}", part.destination) for part in parts]
         folders = [BatchFolder(request.uri) for request in requests]
         try:
             for request, part, folder in zip(requests, parts, folders, strict=True):
@@ -440,18 +440,18 @@ async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
 
 
 def _settled(
-    held: Batch, messages: Sequence[Message], answers: Sequence[Destination | Undispatched]
+    held: Batch, messages: Sequence[Message], answers: Sequence[Destination | DispatchFailure]
 ) -> tuple[dict[Receipt, Settlement], list[str]]:
     """Decide on messages that cannot go to a run, and on those behind them in their groups; and say why, for people."""
-    alike: dict[Undispatched, list[Receipt]] = {}
+    alike: dict[DispatchFailure, list[Receipt]] = {}
     for message, answer in zip(messages, answers, strict=True):
-        if isinstance(answer, Undispatched):
+        if isinstance(answer, DispatchFailure):
             alike.setdefault(answer, []).append(message.receipt)
     settled: dict[Receipt, Settlement] = {}
     failures = []
     for why, receipts in alike.items():
         settled |= held.failing(why.reason, receipts, errors=why.errors)
-        failures.append(undispatched_text(why, receipts, settled))
+        failures.append(dispatch_failure_text(why, receipts, settled))
     if settled and held.queue_url.endswith(FIFO_SUFFIX):
         whole = {message.receipt: settled.get(message.receipt, Delete()) for message in messages}
         carried_out = hold_back(whole, held.leases(), lambda _: None)
@@ -460,7 +460,7 @@ def _settled(
 
 
 def _write_messages(folder: BatchFolder, request: _Request, part: Part, queue_url: str) -> None:
-    folder.create(batch_id=request.batch_id, queue_url=queue_url, messages=part.messages)
+    folder.create(batch_id=request.part_id, queue_url=queue_url, messages=part.messages)
     write_run(folder, request.destination)
 
 
@@ -471,7 +471,7 @@ def _write_leases(
     for request, part, folder in zip(requests, parts, folders, strict=True):
         ids = [message.message_id for message in part.messages]
         mine = tuple(leases[message_id] for message_id in ids if message_id in leases)
-        write_leases(folder, WrittenBatch(request.batch_id, written.written_at, mine))
+        write_leases(folder, WrittenBatch(request.part_id, written.written_at, mine))
 
 
 def _has_run(instance: dg.DagsterInstance, uri: str) -> bool:

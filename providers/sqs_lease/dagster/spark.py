@@ -279,14 +279,14 @@ def stored_batch(batch: LeasedBatch, directory: str) -> Iterator[str]:
         yield str(path)
 
 
-class Reported(Protocol):
+class PipesReport(Protocol):
     """The reports of a job through Pipes."""
 
     def get_custom_messages(self) -> Sequence[Any]:
         """Return the messages that the job reported for itself."""
 
 
-def reported_result(reported: Reported) -> StoredResult:
+def reported_result(reported: PipesReport) -> StoredResult:
     """Return the result that a job reported through Pipes.
 
     Args:

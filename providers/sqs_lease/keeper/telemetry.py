@@ -62,7 +62,7 @@ _SYSTEM: Final = "messaging.system"
 _QUEUE: Final = "messaging.destination.name"
 _OUTCOME: Final = "sqs_lease.outcome"
 
-_ENTERED: Final = f"{NAME}-entered"
+_ACTIVE_SPAN: Final = f"{NAME}-entered"
 """The key of the innermost lease in a context of OpenTelemetry."""
 
 _XRAY: Final = re.compile(r"(?:^|;)\s*Root=1-(?P<epoch>[0-9a-fA-F]{8})-(?P<unique>[0-9a-fA-F]{24})(?:;|$)")
@@ -211,14 +211,14 @@ class LeaseSpan:
             A value for :meth:`leave`. It refers to the program's whole context, so it is not kept here.
         """
         span = self._span
-        return None if span is None else _safely(lambda: _attached(span))
+        return None if span is None else _safely(lambda: _activated(span))
 
     def leave(self, entered: object) -> None:
         """Undo :meth:`enter`, if this is still the same thread or task.
 
         If a lease that was entered later is still open, its span stays current, and its end undoes this one, too.
         """
-        if isinstance(entered, _Entered):
+        if isinstance(entered, _ActiveSpan):
             _safely(lambda: _detach(entered))
 
     async def end(self, report: LeaseReport, error_type: str | None) -> None:
@@ -326,7 +326,7 @@ def _of_traceparent(traceparent: str) -> Context:
 
 
 @dataclass(slots=True)
-class _Entered:
+class _ActiveSpan:
     """A lease whose span is a program's current one: the context before it, how to go back, and whether it was left."""
 
     before: Context
@@ -334,24 +334,24 @@ class _Entered:
     is_left: bool = False
 
 
-def _attached(span: Span) -> _Entered:
+def _activated(span: Span) -> _ActiveSpan:
     from opentelemetry import context, trace
 
-    entered = _Entered(context.get_current())
-    entered.token = context.attach(context.set_value(_ENTERED, entered, trace.set_span_in_context(span)))
+    entered = _ActiveSpan(context.get_current())
+    entered.token = context.attach(context.set_value(_ACTIVE_SPAN, entered, trace.set_span_in_context(span)))
     return entered
 
 
-def _detach(entered: _Entered) -> None:
+def _detach(entered: _ActiveSpan) -> None:
     from opentelemetry import context
 
     entered.is_left = True
     # A suspended generator may be closed in another context, in which this span was never current.
-    if context.get_value(_ENTERED) is not entered or entered.token is None:
+    if context.get_value(_ACTIVE_SPAN) is not entered or entered.token is None:
         return
     context.detach(entered.token)
     # Leases that were entered before this one, and left before it.
-    while isinstance(outer := context.get_value(_ENTERED), _Entered) and outer.is_left:
+    while isinstance(outer := context.get_value(_ACTIVE_SPAN), _ActiveSpan) and outer.is_left:
         context.attach(outer.before)
 
 

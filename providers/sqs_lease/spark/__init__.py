@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
     from sqs_lease.spark.sinks.parquet_sink import ParquetSink
     from sqs_lease.spark.sinks.postgres.sink import PostgresSink
-    from sqs_lease.spark.sinks.sink import Overtaken, Sink, Staged
+    from sqs_lease.spark.sinks.sink import CommitConflict, Sink, Staged
     from sqs_lease.spark.sinks.write_ahead import WriteAheadSink
     from sqs_lease.spark.sources.array_elements import ArrayElements
     from sqs_lease.spark.sources.attribute_columns import AttributeColumns
@@ -44,6 +44,7 @@ __all__ = [
     "ArrayElements",
     "AttributeColumns",
     "BatchIdReusedError",
+    "CommitConflict",
     "DeltaSink",
     "DeltaTarget",
     "ExtendedClientSource",
@@ -56,7 +57,6 @@ __all__ = [
     "LeaseLostError",
     "Ledger",
     "NativeDeltaSink",
-    "Overtaken",
     "ParquetSink",
     "ParserSource",
     "PostgresSink",
@@ -94,7 +94,7 @@ _MODULES: Final = {
     "sinks.native_delta_sink": "NativeDeltaSink",
     "sinks.parquet_sink": "ParquetSink",
     "sinks.postgres.sink": "PostgresSink",
-    "sinks.sink": "Overtaken Sink Staged",
+    "sinks.sink": "CommitConflict Sink Staged",
     "sinks.write_ahead": "WriteAheadSink",
     "sources.array_elements": "ArrayElements",
     "sources.attribute_columns": "AttributeColumns",

@@ -1,7 +1,7 @@
-"""All that is asked of Spark's Java process past PySpark's public interface.
+"""Calls to Spark's Java process that PySpark's public interface does not have.
 
-Each name here may go or change with any release of PySpark, Delta or Iceberg; a test sees to it that no other file has
-one. Through Spark Connect there is no Java process to ask: then the answer is None, and the caller goes by SQL.
+Any release of PySpark, Delta or Iceberg may remove or change a name that is used here; a test makes sure that no other
+file uses one. A session of Spark Connect has no Java process to ask: the answer is then None, and the caller uses SQL.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pyspark.sql import SparkSession
 
 
 def start_java() -> None:
-    """Start Spark's Java process with what ``PYSPARK_SUBMIT_ARGS`` says, unless this process has one.
+    """Start Spark's Java process with ``PYSPARK_SUBMIT_ARGS``, unless this process has started one.
 
-    Public instead: ``getOrCreate()``, which puts each setting of the session on the command line.
+    The public way is ``getOrCreate()``. It puts each setting of the session on the command line.
     """
     SparkContext._ensure_initialized()  # noqa: SLF001
 
 
 def has_java() -> bool:
-    """Whether this process has started one, or was started by one (``spark-submit``)."""
+    """Whether this process has started a Java process, or was started by one (``spark-submit``)."""
     return SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ  # noqa: SLF001
 
 
 def iceberg_table(spark: SparkSession, name: str) -> tuple[Any, Any] | None:
-    """Load a table of Iceberg's: the JVM, and an ``org.apache.iceberg.Table``.
+    """Load an Iceberg table: return the JVM and an ``org.apache.iceberg.Table``.
 
-    Public instead: none. Iceberg's own catalogs for Java are not reached with the session's settings.
+    There is no public way: Iceberg's own catalogs for Java do not use the session's settings.
     """
     if (found := _java(spark)) is None:
         return None
@@ -38,9 +38,10 @@ def iceberg_table(spark: SparkSession, name: str) -> tuple[Any, Any] | None:
 
 
 def delta_log(spark: SparkSession, location: str) -> Any | None:
-    """The log of a native Delta table, an ``org.apache.spark.sql.delta.DeltaLog``.
+    """Return the log of a native Delta table, an ``org.apache.spark.sql.delta.DeltaLog``.
 
-    Public instead: ``DESCRIBE DETAIL``, which says the same, and takes seconds after each commit: it counts all files.
+    The public way is ``DESCRIBE DETAIL``. It gives the same values, but counts all files for that: after each commit it
+    took 4 to 5 s of every ingestion, however small the batch was.
     """
     if (found := _java(spark)) is None:
         return None
@@ -49,17 +50,17 @@ def delta_log(spark: SparkSession, location: str) -> Any | None:
 
 
 def cancel_group_and_future_jobs(context: Any, group: str) -> None:
-    """Cancel the jobs of a group, and those that an interrupted query would begin next.
+    """Cancel the jobs of a group, and those that an interrupted query would start next.
 
-    Public instead: ``cancelJobGroup``, which has no word for the next ones.
+    The public ``cancelJobGroup`` cancels only the jobs that run now.
     """
     context._jsc.sc().cancelJobGroupAndFutureJobs(group)  # noqa: SLF001
 
 
 def close_connection(context: Any) -> None:
-    """Give up this thread's connection to Java: an answer that was not read is still on its way through it.
+    """Close this thread's connection to Java, in which an unread answer is still on its way.
 
-    Public instead: none. The next call makes a new connection.
+    There is no public way. The next call makes a new connection.
     """
     connection = context._gateway._gateway_client.get_thread_connection()  # noqa: SLF001
     if connection is not None:

@@ -1,8 +1,8 @@
-"""Arrow values that a task of Spark's makes of Python's, without pandas.
+"""Arrow values that Spark's tasks make from Python values, without pandas.
 
-``pa.array``, ``pa.scalar`` and whatever takes a value of Python's import pandas, where it is installed, to know its
-nulls: 340 modules and half a second, more than all else that a task imports, in each Python worker that Spark starts.
-So a task makes the few values that it needs of their bytes.
+``pa.array``, ``pa.scalar`` and every other function that takes a Python value import pandas, if it is installed, to
+recognise its nulls. That is 340 modules and half a second in each Python worker that Spark starts, more than all other
+imports of a task. So a task makes the few values that it needs from their bytes.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 
 def text_scalar(value: str) -> pa.StringScalar:
-    """A text."""
+    """Make a string."""
     data = value.encode()
     return pa.Array.from_buffers(pa.string(), 1, [None, _integers(0, len(data)).buffers()[1], pa.py_buffer(data)])[0]
 
 
 def repeated_text(value: str | None, count: int) -> pa.StringArray:
-    """As many times the same text, or null."""
+    """Make an array that repeats a string, or null."""
     return pa.nulls(count, pa.string()) if value is None else pa.repeat(text_scalar(value), count)
 
 
 def bool_scalar(value: bool) -> pa.BooleanScalar:
-    """True or false."""
+    """Make a boolean."""
     return pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(bytes([value]))])[0]
 
 
 def int_scalar(value: int) -> pa.Int32Scalar:
-    """An integer of 32 bits."""
+    """Make an integer of 32 bits."""
     return _integers(value)[0]
 
 
 def one_list(values: pa.Array) -> pa.ListArray:
-    """An array of one list, which has all the values."""
+    """Make an array of one list, which has all the values."""
     return pa.ListArray.from_arrays(_integers(0, len(values)), values)
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table without rows; ``Schema.empty_table`` makes arrays of Python's lists."""
+    """Make a table without rows. ``Schema.empty_table`` would make its arrays from Python lists."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 

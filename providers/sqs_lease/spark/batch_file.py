@@ -1,11 +1,16 @@
-"""A batch on disk, for the length of one try: its manifest, which Spark reads.
+"""A batch on disk for the time of one try: its manifest, which Spark reads.
 
-A batch that comes as a manifest is taken as it is. Of messages that come otherwise, a manifest is written.
+A batch that comes as a manifest is used as it is. For messages in memory, a manifest is written.
 
-The order of the messages of a FIFO queue is in the times at which they were sent. The service says these in
-milliseconds, and tells the messages of one message group apart by sequence numbers; tables keep the newest message of a
-key by its time alone. So of the messages of a group that were sent in the same millisecond, the second gets one
-microsecond more, the third two, and so on.
+**The order of a FIFO queue** is kept in the times at which messages were sent. The service gives these in milliseconds,
+and orders the messages of one message group by sequence numbers; but tables keep the newest message of a key by its
+time alone. So among messages of a group that were sent in the same millisecond, the second gets one microsecond more,
+the third two, and so on. A column for the sequence number would have changed every table and every merge; the
+microseconds were free. The order holds within one batch. Of two batches the later one wins, which is the same order for
+one group.
+
+**The memory of the driver** does not grow with the batch: it reads a row group at a time, and keeps some 60 bytes of
+each message in files that are mapped into memory (:mod:`.message_ids`).
 """
 
 from __future__ import annotations
@@ -59,20 +64,20 @@ BODY: Final = "body"
 SENT_AT: Final = "sent_at"
 RECEIVE_COUNT: Final = "receive_count"
 ATTRIBUTES: Final = "attributes"
-"""The attributes of SQS itself, as JSON text: an object of strings."""
+"""The system attributes of SQS, as JSON text: an object of strings."""
 
 MESSAGE_ATTRIBUTES: Final = "message_attributes"
 """The sender's attributes in the shape of the SQS API, as JSON text (bytes: ``{"base64": "..."}``), or null."""
 
 _REJECTED: Final = "rejected"
 _ALTERED: Final = "altered"
-# By which the service tells a message that came to its queue as a dead letter.
+# The attribute of a message that came to its queue as a dead letter.
 _DEAD_LETTER_SOURCE: Final = "DeadLetterQueueSourceArn"
 _SEQUENCE_NUMBER: Final = "SequenceNumber"
 _GROUP: Final = "MessageGroupId"
-# All microseconds that fit before the next millisecond.
+# The most microseconds before the next millisecond.
 _MOST: Final = 999
-# The service's have 20.
+# The service's numbers have 20 digits.
 _LONGEST_NUMBER: Final = 128
 _COPIED_BYTES: Final = 16 * 1024 * 1024
 _SPARK_SCHEMA: Final = (
@@ -84,10 +89,10 @@ Messages: TypeAlias = Iterable[Message | Mapping[str, Any]] | str | os.PathLike[
 """A batch: :class:`Message` values, dicts in the shape of the SQS API, or the manifest that they are in."""
 
 Place: TypeAlias = tuple[str, int]
-"""A message group, and the place in it."""
+"""A message group, and the position in it."""
 
 NOT_TEXT: Final = "not text: half a surrogate pair"
-"""Why a body that no file in UTF-8 can hold is rejected."""
+"""The reason for a body that UTF-8 cannot hold."""
 
 _KEPT: Final = [MESSAGE_ID, SENT_AT, RECEIVE_COUNT]
 _KNOWN_OF_EACH: Final = pa.schema([*(SCHEMA.field(name) for name in _KEPT), pa.field(_REJECTED, pa.string())])
@@ -95,9 +100,9 @@ _KNOWN_OF_EACH: Final = pa.schema([*(SCHEMA.field(name) for name in _KEPT), pa.f
 REASONS: Final = pa.schema(
     [pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string(), nullable=False)]
 )
-"""Messages that are rejected, and why."""
+"""The columns of a table of rejected messages: which, and why."""
 
-# All columns of a table of rejects but that of the batch.
+# All columns of a table of rejects except the batch id.
 _REJECT: Final = StructType(table_columns(REJECT).fields[:-1])
 
 
@@ -107,12 +112,12 @@ class BatchFile:
 
     Attributes:
         path: The file, in a scratch directory of its own.
-        messages: Each message once, without its body, and why the driver rejected it: of several receptions of one
-            message, the one received last. Without the time where that does not tell one message from another.
-        received: How many were handed over, repetitions included.
-        is_shared: Whether the executors reach the file. If not, the driver sends them what is in it.
-        is_checked: Whether all bodies that the source cannot take for their syntax are among the rejected. If not, the
-            tasks that parse them say so; where Spark parses them itself, :meth:`not_json` does.
+        messages: Each message once, without its body, and with the reason if the driver rejected it. Of several
+            receptions of a message, the last one. Times are null if a look-up must not use them: see ``_at_any_time``.
+        received: The number of messages of the batch, repetitions included.
+        is_shared: Whether the executors reach the file. If not, the driver sends them its content.
+        is_checked: Whether the driver has rejected all bodies with a syntax that the source cannot parse. If not, the
+            tasks that parse them report these; if Spark parses them itself, :meth:`not_json` does.
     """
 
     path: Path
@@ -123,13 +128,13 @@ class BatchFile:
 
     @property
     def repeated(self) -> int:
-        """How many were handed over although the message was there already."""
+        """The number of repetitions in the batch."""
         once: int = self.messages.num_rows
         return self.received - once
 
     @property
     def looked_up(self) -> pa.Table:
-        """What a table is asked for, as :data:`.sink.LOOKED_UP`."""
+        """The messages for a look-up, as :data:`.sink.LOOKED_UP`."""
         return self.messages.select(LOOKED_UP.names)
 
     @property
@@ -139,7 +144,7 @@ class BatchFile:
         return rejected.select([MESSAGE_ID, _REJECTED]).rename_columns(REASONS.names).cast(REASONS)
 
     def not_json(self) -> pa.Table:
-        """Those of the other messages whose bodies are not one JSON object, as :data:`REASONS`. It reads all bodies."""
+        """Find the other messages with a body that is not one JSON object, as :data:`REASONS`. It reads all bodies."""
         found = [REASONS.empty_table()]
         with pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
@@ -150,26 +155,26 @@ class BatchFile:
         return without(pa.concat_tables(found), self.rejected["message_id"])
 
     def accepted(self, spark: SparkSession) -> DataFrame:
-        """The messages that Spark is to parse, as rows of the columns of this module."""
+        """Return the messages for Spark to parse, with the columns of this module."""
         messages, rejected = self._read(spark, self.path, _SPARK_SCHEMA), self.rejected["message_id"]
         return self.without(messages, rejected) if len(rejected) else messages
 
     def without(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
-        """Leave some messages out."""
+        """Remove some messages."""
         return self._compared(messages, message_ids, "left_anti")
 
     def only(self, messages: DataFrame, message_ids: pa.ChunkedArray) -> DataFrame:
-        """Leave all messages but some out."""
+        """Keep only some messages."""
         return self._compared(messages, message_ids, "left_semi")
 
     def parts(self, parser: ArrowParser, others: pa.ChunkedArray, batch_id: str) -> BatchParts:
-        """The messages for tasks that read them themselves, without others and without what the driver rejected."""
+        """Return the messages for tasks to read, without ``others`` and without those that the driver rejected."""
         out = together(self.rejected["message_id"], others)
         chosen = self._written_choice(is_among(self.messages[MESSAGE_ID], out)) if len(out) else None
         return BatchParts.of(self.path, chosen=chosen, parser=parser, batch_id=batch_id)
 
     def _written_choice(self, is_left_out: pa.ChunkedArray) -> Path:
-        """Write for each row group of the file which of its messages are wanted."""
+        """Write a file that says for each row group which of its messages are wanted."""
         path = self.path.with_name(f"chosen-{uuid4().hex}.arrow")
         with _writing(path.parent), pa.ipc.new_file(path, CHOSEN) as writer:
             groups = pq.read_metadata(self.path)
@@ -192,7 +197,7 @@ class BatchFile:
         return path
 
     def rejects(self, spark: SparkSession, reasons: pa.Table) -> DataFrame:
-        """Some of the messages as rows of a table of rejects: which, and why, is said as :data:`REASONS`."""
+        """Return the messages in ``reasons`` (:data:`REASONS`) as rows of a table of rejects."""
         path = self.path.with_name(f"rejects-{uuid4().hex}.parquet")
         position = positions(self.messages[MESSAGE_ID], reasons["message_id"])
         given = reasons.select(["reason"])
@@ -232,17 +237,17 @@ def written_batch(
 
     Args:
         messages: The batch.
-        workspace: Directory of such files, which the driver and all executors reach by this path; None where there is
-            none, so that the file is the driver's own.
-        checker: Looks at all bodies on the way.
-        keys_of: Names what bodies say; None, the default, where message ids tell them apart.
+        workspace: A directory which the driver and all executors reach by this path; None if there is none, so that
+            only the driver has the file.
+        checker: Checks all bodies on the way.
+        keys_of: Returns the keys of bodies; None, the default, if message ids are the only keys.
 
     Yields:
         The file; None for a batch without messages.
 
     Raises:
         ManifestError: The manifest cannot be used.
-        TypeError, ValueError: Something is no message: see :func:`.manifest.message_tables`.
+        TypeError, ValueError: An element is not a message: see :func:`.manifest.message_tables`.
         WorkspaceError: The file cannot be written.
     """
     if isinstance(messages, str | os.PathLike):
@@ -250,7 +255,7 @@ def written_batch(
     with ExitStack() as stack:
         if isinstance(messages, Iterable):
             tables = message_tables(messages)
-            # Nothing is written for a batch that is empty, or of which one of the first is no message.
+            # Nothing is written for an empty batch, or if one of the first elements is not a message.
             first = next(tables, None)
             if first is None:
                 yield None
@@ -271,7 +276,7 @@ def written_batch(
 def _read_batch(
     path: Path, name: object, checker: Checker, keys_of: KeysOf | None, *, is_shared: bool
 ) -> BatchFile | None:
-    """Read of a manifest, which errors call by the name, what the driver is to know."""
+    """Read the driver's part of a manifest; ``name`` stands for the manifest in errors."""
     reading = _ManifestReading(name, checker, keys_of)
     with opened_manifest(path, name=name) as file:
         known = with_keys(_KNOWN_OF_EACH.empty_table(), []) if keys_of else _KNOWN_OF_EACH.empty_table()
@@ -293,14 +298,14 @@ def _read_batch(
 
 @dataclass
 class _ManifestReading:
-    """Reads a manifest, and notes on the way what only some batches have.
+    """One reading of a manifest, with notes of what only some batches have.
 
     Attributes:
-        name: Names the manifest in errors.
-        checker: Looks at all bodies.
-        keys_of: Names what they say; None where message ids do.
-        places: Where each message stands in its group; empty if none is in any.
-        has_dead_letters: Whether some came from a dead-letter queue.
+        name: The name of the manifest in errors.
+        checker: Checks all bodies.
+        keys_of: Returns their keys; None if message ids are the only keys.
+        places: The position of each message in its group; empty if no message has a group.
+        has_dead_letters: Whether some messages came from a dead-letter queue.
     """
 
     name: object
@@ -310,7 +315,7 @@ class _ManifestReading:
     has_dead_letters: bool = False
 
     def messages(self, file: pq.ParquetFile) -> Iterator[pa.Table]:
-        """What the driver keeps of each message, a row group at a time: the bodies of all of them take much memory."""
+        """Yield the driver's columns, one row group at a time, because all bodies together take much memory."""
         wanted = [*_KEPT, _ALTERED, ATTRIBUTES]
         if self.keys_of is not None or not isinstance(self.checker, SyntaxChecker):
             wanted.append(BODY)
@@ -321,27 +326,27 @@ class _ManifestReading:
                 reasons = pa.chunked_array([pa.nulls(len(rows), pa.string())])
             else:
                 reasons = pa.chunked_array([self.checker.reasons(rows[BODY].to_pylist())], pa.string())
-            said = rows[ATTRIBUTES]
-            if _any_has(said, _SEQUENCE_NUMBER):
+            attributes = rows[ATTRIBUTES]
+            if _any_has(attributes, _SEQUENCE_NUMBER):
                 self.places = self.places or [repeat(None, before)]
-                self.places.append(map(place_of, said.to_pylist()))
+                self.places.append(map(place_of, attributes.to_pylist()))
             elif self.places:
-                self.places.append(repeat(None, len(said)))
-            self.has_dead_letters |= _any_has(said, _DEAD_LETTER_SOURCE)
-            before += len(said)
+                self.places.append(repeat(None, len(attributes)))
+            self.has_dead_letters |= _any_has(attributes, _DEAD_LETTER_SOURCE)
+            before += len(attributes)
             reasons = pc.coalesce(reasons, pc.if_else(rows[_ALTERED], NOT_TEXT, None).cast(pa.string()))
             kept = rows.select(_KEPT).append_column(_REJECTED, reasons)
             yield kept if self.keys_of is None else with_keys(kept, self.keys_of(rows[BODY].to_pylist()))
 
 
 def _any_has(attributes: pa.ChunkedArray, name: str) -> bool:
-    """Whether the text stands in any of them: nearly no batch has it, so all their bytes are searched at once."""
+    """Whether an attribute occurs in any message. Few batches have it, so the bytes of all are searched at once."""
     bytes_of_all = (chunk.buffers()[-1] for chunk in attributes.chunks)
     return any(data is not None and f'"{name}"'.encode() in data.to_pybytes() for data in bytes_of_all)
 
 
 def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) -> tuple[Path, pa.Table]:
-    """Have the times tell the order of messages of a FIFO queue; where they do not, the file is written anew."""
+    """Make the times of a FIFO queue's messages follow their order; rewrite the file if times change."""
     times = in_order(messages[SENT_AT], places)
     if times is None:
         return path, messages
@@ -349,13 +354,15 @@ def _in_order(path: Path, messages: pa.Table, places: Sequence[Place | None]) ->
 
 
 def place_of(attributes: str) -> Place | None:
-    """Where a message stands in its group, by its attributes in a manifest; None for one that does not say."""
+    """Return the position of a message in its group from its attributes in a manifest; None without one."""
     try:
-        said = msgspec.json.decode(attributes)
-    # msgspec's own are ValueErrors only from 0.21 on.
+        decoded = msgspec.json.decode(attributes)
+    # msgspec's own errors are ValueErrors only from 0.21 on.
     except (ValueError, msgspec.DecodeError, RecursionError):
         return None
-    group, number = (said.get(_GROUP), said.get(_SEQUENCE_NUMBER)) if isinstance(said, dict) else (None, None)
+    if not isinstance(decoded, dict):
+        return None
+    group, number = decoded.get(_GROUP), decoded.get(_SEQUENCE_NUMBER)
     if group is None or not isinstance(number, str | int):
         return None
     digits = number if isinstance(number, str) else format(number)
@@ -363,7 +370,7 @@ def place_of(attributes: str) -> Place | None:
 
 
 def in_order(sent_at: pa.ChunkedArray, places: Sequence[Place | None]) -> pa.ChunkedArray | None:
-    """Times in microseconds by which messages have the order of their groups; None where they have it by their own."""
+    """Return times that have the order of the message groups; None if the messages' own times have it."""
     numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
     milliseconds = sent_at.cast(pa.int64()).to_pylist()
     for at, place in zip(milliseconds, places, strict=True):
@@ -390,14 +397,14 @@ def _with_times(messages: pa.Table, times: Any) -> pa.Table:
 
 
 def _at_any_time(messages: pa.Table) -> pa.Table:
-    """Have messages looked up whenever they were sent: the dead-letter queue of a FIFO queue says another time."""
+    """Remove the times, so that a look-up does not use them: a FIFO dead-letter queue gives another time."""
     return _with_times(messages, constant(None, messages.schema.field(SENT_AT).type, len(messages)))
 
 
 def _bring(manifest: ManifestPath, opened: Any, path: Path) -> None:
-    """Put a manifest where all executors find it, and where nobody removes it meanwhile."""
+    """Put a manifest where all executors find it, and where it is not removed meanwhile."""
     if isinstance(manifest, Path):
-        # Not if it lies on another file system, or is somebody else's.
+        # Fails for a file on another file system, or of another user; then it is copied.
         with suppress(OSError):
             path.hardlink_to(manifest)
             return
@@ -416,7 +423,7 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 def _latest(messages: pa.Table, again: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which rows to keep: of each message that is there again the one with the highest receive count, or the last."""
+    """Return which rows to keep: of repeated messages the row with the highest receive count, or the last one."""
     is_again = is_among(messages[MESSAGE_ID], again)
     position = pc.indices_nonzero(is_again)
     ordered = messages.take(position).append_column("position", position)
@@ -428,7 +435,7 @@ def _latest(messages: pa.Table, again: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _rewritten(path: Path, name: str, values: Any, change: Callable[[pa.Table, Any], pa.Table]) -> Path:
-    """Write the file anew under another name, each row group changed by those of the values that are its own."""
+    """Rewrite the file under another name; ``change`` gets each row group with its own slice of the values."""
     changed = path.with_name(name)
     with pq.ParquetFile(path) as file, pq.ParquetWriter(changed, file.schema_arrow, write_statistics=False) as writer:
         start = 0

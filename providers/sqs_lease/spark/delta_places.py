@@ -1,4 +1,4 @@
-"""What deltalake does at a place: Delta tables, and the object store of S3."""
+"""Access through deltalake to a place: Delta tables, and the object store of S3."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOG: Final = "_delta_log"
 
 
 def load_table(place: Place) -> DeltaTable | None:
-    """What is there, as it is now; None where there is nothing.
+    """Load the Delta table at a place, at its newest version; None if there is no table.
 
     Raises:
-        TableError: It cannot be read.
+        TableError: The table cannot be read.
     """
     if place.is_local and Path(place.uri).is_file():
         raise TableError(f"{place.uri} is a file: give the path of a directory for the table")
@@ -37,14 +37,14 @@ def load_table(place: Place) -> DeltaTable | None:
 
 
 def existing_table(place: Place, *, was_there: bool = False) -> DeltaTable:
-    """What is there, as it is now.
+    """Load the Delta table at a place, at its newest version.
 
     Raises:
-        TableError: There is nothing, whether or not there was something before; or it cannot be read.
+        TableError: There is no table, or it cannot be read. ``was_there`` only changes the text.
     """
     table = load_table(place)
     if table is None and was_there:
-        raise TableError(f"{place} is gone: somebody removed it while it was used")
+        raise TableError(f"{place} is gone: it was removed while it was used")
     if table is None:
         raise TableError(f"there is no {place.what.removeprefix('the ')} at {place.uri}")
     return table
@@ -53,10 +53,10 @@ def existing_table(place: Place, *, was_there: bool = False) -> DeltaTable:
 def create_table(
     place: Place, schema: Schema, *, partition_by: Sequence[str], configuration: Mapping[str, str | None] | None = None
 ) -> None:
-    """Create what is there, unless somebody else does at this moment.
+    """Create a Delta table, unless another process creates it at this moment.
 
     Raises:
-        TableError: It cannot be created.
+        TableError: The table cannot be created.
     """
     try:
         DeltaTable.create(
@@ -66,43 +66,43 @@ def create_table(
             partition_by=list(partition_by),
             configuration=configuration,
             storage_options=dict(place.options) or None,
-            # With retries, two processes that create it at once both succeed, the second on top of the first.
+            # With retries, two processes that create it at once would both succeed, the second on top of the first.
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except CommitFailedError:
-        logger.info("%s was created by somebody else at this moment", place)
+        logger.info("%s was created by another process at this moment", place)
     except (DeltaError, OSError) as error:
         raise place.unusable("cannot be created", error) from error
 
 
 def require_empty(place: Place) -> None:
-    """Refuse to make a table where something else is.
+    """Refuse to create a table beside other files.
 
     Raises:
-        TableError: There are files, or the place cannot be looked at.
+        TableError: There are files, or the place cannot be listed.
     """
     try:
         found = place.entries("")
     except (DeltaError, OSError) as error:
-        raise place.unusable("cannot be looked at", error) from error
-    # Another driver may be creating the table at this moment, or have done so a moment ago.
+        raise place.unusable("cannot be listed", error) from error
+    # Another driver may be creating the table at this moment, or have created it a moment ago.
     if any(entry.base_name not in {_LOG, OURS} for entry in found) and load_table(place) is None:
         raise TableError(
-            f"{place.uri} has files in it, but is no Delta table: give the path of a table, or of a "
+            f"{place.uri} has files in it, but is not a Delta table: give the path of a table, or of a "
             "directory that is empty or does not exist"
         )
 
 
 class ObjectStore(DeltaStorageHandler):
-    """The object store as delta-rs sees it: same options, same credentials, same errors."""
+    """The object store as delta-rs sees it: the same options, credentials and errors."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
-        """A stream for one file, which takes what Arrow writes."""
+        """Open a stream for one file, to which Arrow can write."""
         return pa.PythonFile(_ByteStream(self._handler.open_output_stream(path, metadata)), mode="w")
 
 
 class _ByteStream:
-    """Hands on bytes: Arrow writes large pieces as buffers, which delta-rs's streams do not take."""
+    """Stream that converts to bytes: Arrow writes large pieces as buffers, which delta-rs's streams do not take."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

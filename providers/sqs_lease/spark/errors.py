@@ -1,4 +1,4 @@
-"""The errors of ingestion: each says what is wrong and what to do; none quotes a message body."""
+"""The errors of ingestion. Each text says what is wrong and what to do, and never quotes a message body."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 
 class IngestionError(Exception):
-    """Something that stops an ingestion: none of the batch's messages may be deleted from the queue.
+    """Error that ended an ingestion: no message of the batch may be deleted from the queue.
 
-    The batch can be handed over again at any time; what a failed call did commit is found in the table.
+    The batch can be ingested again at any time; the next call finds what a failed call has committed.
     """
 
 
@@ -17,15 +17,15 @@ class JavaError(IngestionError):
 
 
 class LeaseLostError(IngestionError):
-    """The messages are held no longer, so the ingestion was stopped and nothing more of it is committed."""
+    """The leases of the messages have ended, so the ingestion was stopped and commits nothing more."""
 
 
 class SchemaError(IngestionError):
-    """A schema that cannot be used, or that differs from the table's."""
+    """The schema cannot be used, or differs from the table's."""
 
 
 class NothingToInferError(SchemaError):
-    """No schema is pinned yet, and no message of the batch has a field: ingestion rejects them all."""
+    """No schema is pinned yet and no message of the batch has a field, so ingestion rejects them all."""
 
 
 class TableError(IngestionError):
@@ -33,17 +33,17 @@ class TableError(IngestionError):
 
 
 class RowsRefusedError(TableError):
-    """The table does not take some of the rows that were to be staged or committed; nothing was committed.
+    """The table refused some rows when they were staged or committed; nothing was committed.
 
-    Sinks raise it. Ingestion rejects the messages of those rows, and brings the others into the table.
+    Sinks raise it. Ingestion rejects the messages of those rows and stores the others.
 
     Args:
-        text: What happened, to which table.
-        rule: What refuses the rows, as the reason of the rejects: it names constraints and columns, and no value.
-        message_ids: The messages, where the table can tell them. Empty, the default, has ingestion find them, by trying
-            the messages in smaller and smaller parts.
-        is_certain: False where it may also be for another reason than the rows: then it counts only if the table takes
-            rows of other messages. True, the default, rejects all messages if need be.
+        text: The event, and the table.
+        rule: The rule that refused the rows, as the reason of the rejects: names of constraints and columns, no value.
+        message_ids: The messages, if the table can name them. If empty, the default, ingestion finds them by trying
+            smaller and smaller parts of the batch.
+        is_certain: False if the cause may be another one than the rows: messages are then rejected only if the table
+            takes rows of other messages. True, the default, may reject all messages of a batch.
     """
 
     def __init__(self, text: str, *, rule: str, message_ids: Collection[str] = (), is_certain: bool = True) -> None:
@@ -58,8 +58,8 @@ class WorkspaceError(IngestionError):
 
 
 class BatchIdReusedError(IngestionError):
-    """A batch id that was used before, with other messages."""
+    """The batch id was used before, with other messages."""
 
 
 class ReconciliationError(IngestionError):
-    """A batch's messages are not all accounted for, so nothing of it was committed."""
+    """Not all messages of a batch are accounted for, so nothing was committed."""

@@ -1,22 +1,25 @@
-"""Brings a batch of messages into a table, each message once: the order of steps that makes that hold.
+"""Ingestion of a batch of messages into a table, each message once: the order of steps that guarantees this.
 
-1. The messages are written to a file, and bodies that the source does not even want to parse are rejected.
-2. The table is asked which of the messages it knows.
-3. Spark parses the others in one pass. Their rows are staged where no reader of the table sees them, rejects and
-   messages that have nothing to store are observed on the way. Where source and table allow it, Spark's tasks read
-   messages themselves before that, and Spark parses only those that they leave.
-4. Every message must be accounted for: known, ingested, empty or rejected. Otherwise nothing is committed.
-5. The rejects go into their own table, if there is one, in the same way.
-6. One commit brings the rows and the messages into the table. It is refused if anybody else committed since step 2;
-   then the steps from there are repeated, and only messages that came in meanwhile are parsed out.
-7. If the table refuses rows, or they cannot be written, steps 2 to 6 are done with parts of the batch, until it is
-   known which messages these rows are of. These are rejected, all others are in the table.
-8. Only then, where the source is told to, what the messages were read from is cleaned up. If this is cut off, it is
-   done when the batch comes again, whose messages the table knows by then.
+1. Write the messages to a file. Reject bodies that the source cannot parse for their syntax: a strict parser reads each
+   body once, because Spark's ``from_json`` accepts text after the object, a second object and single quotes, and keeps
+   only one value of a repeated key. Each of these would be data lost in silence.
+2. Ask the table which of the messages it knows.
+3. Let Spark parse the others in one pass and stage their rows where no reader of the table sees them. Rejects, and
+   messages without anything to store, are observed in the same pass. If source and table allow it, Spark's tasks read
+   messages themselves before that (:mod:`.batch_parts`), and Spark parses only those that they leave.
+4. Require that every message is known, ingested, empty or rejected. Otherwise nothing is committed. The comparison is
+   by id, and the ids of rows come from the written files: Spark's observations were seen to be empty without an error.
+5. Store the rejects in their own table, if there is one, in the same way.
+6. Commit the rows and the messages to the table, in one commit. It is refused if another process committed since step
+   2; then the steps from there are repeated, and only messages that came in meanwhile are parsed out.
+7. If the table refuses rows, or they cannot be written, repeat steps 2 to 6 with parts of the batch until the messages
+   of these rows are known (:mod:`.refusals`). These are rejected; all others are in the table.
+8. Only then, if the source is told to, clean up what the messages were read from. If this is interrupted, the clean-up
+   happens when the batch comes again, because the table knows its messages then.
 
-So a batch can be killed at any point and handed over again, to this process or another, and several
-processes can ingest into one table. A message may be deleted from its queue when ``ingest`` returned
-without naming it in ``partial_batch_response()``, not before.
+So a batch can be killed at any point and ingested again, in this process or another, and several processes can ingest
+into one table. A message may be deleted from its queue when ``ingest`` has returned and does not name it in
+``partial_batch_response()``, not before.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
 from sqs_lease.spark.job_watch import StillHeld, watched_jobs
 from sqs_lease.spark.loading import Loaded, Loading
-from sqs_lease.spark.message_ids import NO_IDS, filtered, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, filtered, message_table, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.repeats import Keys
 from sqs_lease.spark.session import INGESTION, session_settings
@@ -55,7 +58,7 @@ from sqs_lease.spark.waits import LIMIT_SECONDS, Waits, waiting_at_most
 logger = logging.getLogger(__name__)
 
 NOTHING_TO_INFER: Final = "no schema is pinned yet, and it has no field from which one could be inferred"
-"""The reason for messages of a first batch that has no record at all."""
+"""The reason for all messages of a first batch without any record."""
 
 _NAMED_MESSAGES: Final = 3
 _NAMED_AT_ONCE: Final = 100_000
@@ -63,27 +66,27 @@ _NAMED_AT_ONCE: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """The fate of one batch. ``ingested + empty + duplicates + len(rejected) == received`` always holds.
+    """Result of one batch. ``ingested + empty + duplicates + len(rejected) == received`` always holds.
 
     Attributes:
-        batch_id: The batch.
-        received: How many messages were handed over.
-        ingested: How many have their records in the table because of this batch. The same number when the batch is
-            handed over again after its commit.
-        empty: How many were understood, gave no record, and are done because of this batch; the same when it is
-            handed over again.
-        duplicates: How many were done already because of another batch, or stood in this batch more than once.
-        rejected: Message id -> why the message is no record of the table. The reasons name columns and
-            byte positions, never what a body says.
-        rows: How many rows this call added to the table: 0 for a batch that was committed before.
-        table_version: A version of the table that has the batch: the one that its commit made or, where this call
-            added nothing, the newest that was looked at. None for an empty batch, which looks at no table, and for
-            a table without versions.
+        batch_id: The id of the batch.
+        received: The number of messages of the batch, repetitions included.
+        ingested: The number of messages with records in the table because of this batch. It is the same number when the
+            batch is ingested again after its commit.
+        empty: The number of valid messages without a record, which are done because of this batch. It is the same
+            number when the batch is ingested again.
+        duplicates: The number of messages that were done already because of another batch, or that occur in this batch
+            more than once.
+        rejected: Message id -> why the message is not a valid record. The reasons name columns and byte positions, and
+            never quote a body.
+        rows: The number of rows that this call added to the table: 0 for a batch that was committed before.
+        table_version: A version of the table that has the batch: the one that its commit made or, if this call added
+            nothing, the newest one at the look-up. None for an empty batch, which does not look at the table, and for a
+            table without versions.
         rejects_stored: Whether the rejected messages are in a table of rejects, and so are done.
-        objects: What became of the objects that the batch was read from, where the source cleans up after the commit;
-            None where it leaves them.
-        waited_seconds: How long this call was held up by others who wrote the same tables. It counts as no difference
-            between two results.
+        objects: The result of the clean-up of the objects that the batch was read from; None if the source leaves them.
+        waited_seconds: The time that this call waited for other writers of the same tables. It is not compared when two
+            results are compared.
     """
 
     batch_id: str
@@ -99,22 +102,22 @@ class IngestResult:
     waited_seconds: float = field(default=0.0, compare=False)
 
     def failures(self) -> dict[str, str]:
-        """The messages that are not done, and why: the rejected ones, unless they were stored."""
+        """Return the messages that are not done, and why: the rejected ones, unless they were stored."""
         return {} if self.rejects_stored else dict(self.rejected)
 
     def partial_batch_response(self) -> dict[str, list[dict[str, str]]]:
-        """Name the messages that are not done, in the shape of AWS Lambda: return it from the task that did the work.
+        """Name the messages that are not done, in the shape of AWS Lambda. Return it from the task that did the work.
 
         Returns:
             ``{"batchItemFailures": [{"itemIdentifier": message id, "reason": text}, ...]}``: the rejected messages,
-            unless they were stored. These are released, and all other messages of the batch deleted. The reason is no
-            part of AWS's shape; it goes with a message that is dead-lettered.
+            unless they were stored. These are released, and all other messages of the batch are deleted. ``reason`` is
+            an addition to AWS's shape; it goes with a message that is dead-lettered.
         """
         items = [{"itemIdentifier": message_id, "reason": reason} for message_id, reason in self.failures().items()]
         return {"batchItemFailures": items}
 
     def stored(self) -> StoredResult:
-        """The same as the starter of the ingestion gets it, without Spark."""
+        """Return the result in the form without Spark, for the process that started the ingestion."""
         return StoredResult(
             batch_id=self.batch_id,
             received=self.received,
@@ -145,42 +148,42 @@ def ingest(
     """Store a batch of messages, each exactly once.
 
     Args:
-        spark: A session of any kind; not used by another thread at the same time.
+        spark: A session of any kind. No other thread may use it at the same time.
         messages: The batch: :class:`Message` values, or dicts in the shape of the SQS API (``MessageId``,
             ``Body``, ``Attributes``), such as an Airflow task gets by XCom; or the path of the manifest that they are
             in (:mod:`sqs_lease.batch_files.manifest`). May be empty.
-        source: What the messages are, for example ``JsonSource("id BIGINT NOT NULL, name STRING")``.
-        sink: Where the records go, for example ``DeltaSink("/data/orders")``.
-        workspace: Directory for the file of the batch, which the driver and all executors reach by this path. The
-            file is removed at the end; what a killed process leaves there, the next one removes. None where they share
-            no directory: the file is one of the driver's own, which sends the messages to the executors. That takes
-            the memory of the whole batch in the driver, and Spark then parses all messages itself.
-        batch_id: The batch's name. None, the default, names it after its messages, their receive counts
-            and the source, so that a repeated try is known as such. With a name of your own, the same
-            name must always stand for the same messages.
-        rejects: Where rejected messages go, for example ``DeltaSink("/data/orders-rejected")``: a table of ``body``
-            and ``reason``, beside the columns that every table has. They are done then. They come there before the
-            records are committed: where a process dies in between, and the source is corrected before the batch is
-            tried again, what it takes then is in both tables. None, the default: they are reported, and are the
-            caller's.
-        still_held: Says by a true value that the messages are still held; asked every few seconds in a thread of its
-            own, and right before a commit. Once it says no, the Spark jobs are cancelled and nothing more is committed.
-        longest_wait_seconds: How long others are waited for who write the same table: commits that are refused, locks
-            of PostgreSQL, the lock of a pinned schema. 10 minutes by default.
+        source: How to read the messages, for example ``JsonSource("id BIGINT NOT NULL, name STRING")``.
+        sink: The table for the records, for example ``DeltaSink("/data/orders")``.
+        workspace: A directory for the file of the batch, which the driver and all executors reach by this path. The
+            file is removed at the end; the next process removes the files of killed ones. None if they do not share a
+            directory: then the driver has the file for itself and sends the messages to the executors. That takes the
+            memory of the whole batch in the driver, and Spark parses all messages itself.
+        batch_id: The name of the batch. None, the default, names it after its messages, their receive counts and the
+            source, so that a repeated try is recognised. A name of your own must always stand for the same messages.
+        rejects: The table for rejected messages, for example ``DeltaSink("/data/orders-rejected")``, with the columns
+            ``body`` and ``reason`` besides those of every table. The messages are done then. They are stored before the
+            records are committed. If a process dies in between and you correct the source before the next try, a
+            message that is valid by then is in both tables. None, the default, only reports rejected messages to the
+            caller.
+        still_held: Returns a true value while the messages are still held. It is called every few seconds in a thread
+            of its own, and right before a commit. After the first false value the Spark jobs are cancelled and nothing
+            more is committed.
+        longest_wait_seconds: The longest wait for other writers of the same table: refused commits, locks of
+            PostgreSQL, the lock of a pinned schema. 10 minutes by default.
 
     Returns:
-        What became of the messages; for a batch that was committed before, what was reported then.
+        The result. For a batch that was committed before, the result of that time.
 
     Raises:
         BatchIdReusedError: The batch id was committed with other messages.
-        LeaseLostError: The messages are held no longer.
+        LeaseLostError: The messages are no longer held.
         ManifestError: The manifest cannot be used.
         ReconciliationError: Not every message is accounted for; nothing was committed.
         SchemaError: The schema cannot be used, or does not fit the table.
-        TableError: The table cannot be used, this Spark has no jars that were tested with its sink, or others write it
-            for longer than ``longest_wait_seconds``.
+        TableError: The table cannot be used, no jars were tested with this Spark and this sink, or other processes
+            write the table for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
-        TypeError, ValueError: ``messages`` holds something that is no message.
+        TypeError, ValueError: ``messages`` has an element that is not a message.
     """
     if batch_id is not None and not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
@@ -208,7 +211,7 @@ def ingest(
                 result = _all_rejected(spark, batch, batch_id, rejects, watch.require_held)
                 _report(result)
                 return result
-            # Before anything is parsed: a table that cannot be used is the likeliest mistake.
+            # Opened before anything is parsed, because a table that cannot be used is the likeliest mistake.
             table = sink.open(spark, table_columns(record), widen=source.widens)
             store_rejects = None if rejects is None else _rejects_store(spark, batch, batch_id, rejects)
             by_tasks = source.arrow_parser(record) if isinstance(source, ArrowSource) else None
@@ -235,25 +238,25 @@ def ingest(
 
 
 def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.ChunkedArray) -> str:
-    """Name a batch after what is in it.
+    """Name a batch after its content.
 
-    The same messages in the same order, received as often, for the same source are the same batch: a task that is
-    tried again finds what its first try committed. A redelivery has a higher receive count and a corrected schema is
-    another source, so that messages which were rejected get their next chance.
+    The same messages in the same order with the same receive counts, for the same source, are the same batch: a task
+    that is tried again finds what its first try committed. A redelivery has a higher receive count, and a corrected
+    schema is another source, so rejected messages get another chance.
 
     Args:
-        source: What decides what becomes of a message: :attr:`.source.Source.identity`.
+        source: The identity of the source: :attr:`.source.Source.identity`.
         message_ids: The messages, each once.
-        receive_counts: How often each was received.
+        receive_counts: The receive count of each.
     """
     digest = hashlib.sha256(source.encode())
-    # Some at a time: as one text they would take more memory than all that the driver keeps of a batch.
+    # In parts: as one string they would take more memory than everything else that the driver keeps of a batch.
     messages = pa.table([message_ids, receive_counts], names=["id", "count"])
     for part in messages.to_batches(_NAMED_AT_ONCE):
-        # Of no texts, the buffer has something else.
+        # The last buffer of an empty array is not its text.
         if part.num_rows:
-            said = pc.binary_join_element_wise(part["id"], part["count"].cast(pa.string()), " ")
-            lines = pc.binary_join_element_wise("", said, "\n")
+            words = pc.binary_join_element_wise(part["id"], part["count"].cast(pa.string()), " ")
+            lines = pc.binary_join_element_wise("", words, "\n")
             digest.update(lines.buffers()[-1])
     return digest.hexdigest()[:32]
 
@@ -266,12 +269,12 @@ def _clean_up(
     name: str,
     is_held: Callable[[], bool],
 ) -> CleanUp:
-    """Clean up after the commit. The messages are done by now, whatever happens here."""
+    """Clean up after the commit. Errors are only reported, because the messages are done by now."""
     earlier = loaded.known.filter(pc.equal(loaded.known["outcome"], REJECTED))
     rejected = together(loaded.rejected["message_id"], earlier["message_id"])
     try:
         if not is_held():
-            return CleanUp(0, 0, 0, "its messages are no longer held: their next receiver does it")
+            return CleanUp(0, 0, 0, "its messages are no longer held: their next receiver cleans up")
         messages = batch.accepted(spark)
         if len(rejected):
             left = batch.only(messages, rejected).withColumn(IS_STORED, F.lit(False))
@@ -279,7 +282,7 @@ def _clean_up(
         else:
             stored = messages.withColumn(IS_STORED, F.lit(True))
         cleaned = cleaner(stored)
-    except Exception as error:  # noqa: BLE001 - it is of many kinds, and the batch is in the table
+    except Exception as error:  # noqa: BLE001 - there are many kinds, and the batch is in the table
         cleaned = CleanUp(0, 0, 0, kind_of(error))
     logger.info("%s: of its objects %d are cleaned up, %d were left", name, cleaned.cleaned, cleaned.left)
     if cleaned.error is not None:
@@ -292,10 +295,10 @@ def _clean_up(
 def _all_rejected(
     spark: SparkSession, batch: BatchFile, batch_id: str, rejects: Sink | None, require_held: Callable[[], object]
 ) -> IngestResult:
-    """Reject a batch of which no message tells what the columns of the table are to be; there may be no table yet."""
+    """Reject a batch without any field from which a schema could be inferred; there may be no table yet."""
     message_ids = batch.messages[MESSAGE_ID]
     others = without(message_ids, batch.rejected["message_id"])
-    reasons = pa.concat_tables([batch.rejected, said_of(REASONS, others, reason=NOTHING_TO_INFER)])
+    reasons = pa.concat_tables([batch.rejected, message_table(REASONS, others, reason=NOTHING_TO_INFER)])
     if rejects is not None:
         store = _rejects_store(spark, batch, batch_id, rejects)
         require_held()
@@ -313,21 +316,21 @@ def _rejects_store(spark: SparkSession, batch: BatchFile, batch_id: str, rejects
 
 
 def _store_rejects(table: Table[Any], spark: SparkSession, batch: BatchFile, batch_id: str, reasons: pa.Table) -> None:
-    """Load the batch into the table of rejects: of all its messages, the rejected ones belong there."""
+    """Store the rejected messages of a batch in the table of rejects."""
     loading = Loading(table, batch_id, batch.looked_up, reasons["message_id"])
     loaded = loading.load(partial(parse_rejects, spark, batch, reasons))
     if loaded.rejected.num_rows:
         message_id, reason = (column[0].as_py() for column in loaded.rejected.columns)
         raise TableError(
             f"batch {batch_id}: the table of rejects does not take {loaded.rejected.num_rows} messages, for example "
-            f"{printable(message_id)} ({printable(reason)}): let it have no rules of its own"
+            f"{printable(message_id)} ({printable(reason)}): remove its rules"
         )
 
 
 def _result(
     batch: BatchFile, batch_id: str, loaded: Loaded, *, rejects_stored: bool, waited_seconds: float
 ) -> IngestResult:
-    """Put together what this call did, and what an earlier one did under the same batch id."""
+    """Combine the work of this call and of earlier ones under the same batch id."""
     is_ours = pc.equal(loaded.known["batch_id"], batch_id)
     ingested, empty, rejected = (
         pc.and_(is_ours, pc.equal(loaded.known["outcome"], of)) for of in (INGESTED, EMPTY, REJECTED)

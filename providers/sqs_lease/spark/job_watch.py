@@ -1,11 +1,11 @@
-"""Watches the Spark jobs of one ingestion: logs how far they are, and cancels them when their result is not wanted.
+"""Watch over the Spark jobs of one ingestion: it logs their progress, and cancels them when they have become useless.
 
-They are not wanted any more when the block in which they run is left by an exception (a user interrupts it), or when
-the messages are held no longer, because somebody else may have them by then. Whatever is asked of Spark here is asked
-from a thread of its own, because the thread that ingests waits for Spark's answer meanwhile.
+Jobs have become useless when an exception leaves the block in which they run (for example a user interrupts it), or
+when the leases of the messages have ended, because another receiver may have the messages by then. All calls to Spark
+here are made in a thread of their own, because the thread that ingests is waiting for Spark.
 
-Jobs are cancelled by their job group in a session of the classic kind, and with all that the session runs through
-Spark Connect, where nobody else uses it.
+In a classic session jobs are cancelled by their job group. Through Spark Connect, all jobs of the session are
+cancelled, because the session belongs to the ingestion.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from sqs_lease.spark.errors import LeaseLostError
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.5
-"""How often Spark is asked how far it is, and told to cancel while something that is not wanted still runs."""
+"""The interval at which Spark is asked for progress, and told to cancel while a useless job still runs."""
 
 REPORT_SECONDS: Final = 5.0
-"""Shortest time between two lines about progress; nothing is said of what takes less."""
+"""The shortest time between two log lines about progress; shorter jobs are not logged."""
 
 HELD_SECONDS: Final = 5.0
-"""How often it is asked whether the messages are still held; an answer may take requests to other processes."""
+"""The interval at which ``still_held`` is called; an answer may take requests to other processes."""
 
 _END_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.05
 
 StillHeld: TypeAlias = Callable[[], object]
-"""Says by a true value that the messages are still held. It is called from a thread of its own, and may block."""
+"""Returns a true value while the messages are still held. It is called in a thread of its own, and may block."""
 
 Stage: TypeAlias = tuple[int, int, int]
-"""A stage that runs: its number, how many of its tasks are done, and how many it has."""
+"""A running stage: its number, the number of its finished tasks, and the number of its tasks."""
 
 
 class Watch:
-    """What the code that ingests asks of the watcher of its jobs.
+    """The watch as the code that ingests uses it.
 
     Attributes:
-        lost: Whether it is known that the messages are held no longer.
+        lost: Whether the messages are known to be no longer held.
     """
 
     def __init__(self, name: str, still_held: StillHeld | None) -> None:
@@ -57,27 +57,27 @@ class Watch:
         self._still_held = still_held
 
     def look(self) -> bool:
-        """Ask whether the messages are still held, once it was answered with no: remember that for good.
+        """Return whether the messages are still held. The first no is final.
 
-        Without an answer the jobs go on. The sink finds out then: it takes no message twice.
+        If the function raises, the jobs go on. Nothing is lost by that: the sink stores no message twice.
         """
         if self._still_held is not None and not self.lost:
             try:
                 self.lost = not self._still_held()
             except Exception as error:  # noqa: BLE001 - the function is the user's, and its errors are not known
-                logger.warning("%s: it cannot be found out whether its messages are still held: %r", self._name, error)
+                logger.warning("%s: the check whether its messages are still held failed: %r", self._name, error)
         return not self.lost
 
     def require_held(self) -> None:
-        """Ask once more, and raise :meth:`error` if so; to be called right before a commit."""
+        """Check once more, and raise :meth:`error` if they are not held. Call it right before a commit."""
         if not self.look():
             raise self.error()
 
     def error(self) -> LeaseLostError:
-        """The error that says so."""
+        """Make the error for messages that are no longer held."""
         return LeaseLostError(
-            f"{self._name} was stopped and nothing more of it is committed: its messages are held no longer, so "
-            "somebody else may be working on them. They are received again, and what is in the table already is not "
+            f"{self._name} was stopped and nothing more of it is committed: its messages are no longer held, so "
+            "another receiver may be working on them. They are received again, and what is in the table already is not "
             "stored twice"
         )
 
@@ -87,12 +87,12 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
     """Watch the Spark jobs that this thread starts in the block.
 
     Args:
-        spark: The session of any kind; used by no other thread meanwhile.
-        name: What log lines and errors call the work, for example ``batch 17``.
-        still_held: Asked every few seconds; None where nobody can tell.
+        spark: A session of any kind; no other thread may use it meanwhile.
+        name: The name of the work in log lines and errors, for example ``batch 17``.
+        still_held: Called every few seconds; None if there is no way to tell.
 
     Raises:
-        LeaseLostError: The block was ended by the cancellation of its jobs.
+        LeaseLostError: The block ended because its jobs were cancelled.
     """
     watch = Watch(name, still_held)
     engine = _Connect(spark) if _is_connect(spark) else _Classic(spark, name)
@@ -103,7 +103,7 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
     try:
         yield watch
     except BaseException as error:
-        # Whatever it is, nobody waits for these jobs any more.
+        # Whatever the error is, the result of these jobs is not needed.
         _in_thread(engine.cancel_and_wait)
         if not isinstance(error, Exception):
             engine.interrupted()
@@ -114,12 +114,12 @@ def watched_jobs(spark: SparkSession, name: str, still_held: StillHeld | None = 
         stop.set()
         thread.join(_END_SECONDS)
         with suppress(Exception):
-            # Fails where the connection was interrupted or Spark has ended; there is nothing to take back then.
+            # It fails if the connection was interrupted or Spark has ended; then there is nothing to restore.
             engine.end()
 
 
 def cancel_everything(spark: SparkSession) -> None:
-    """Cancel all jobs of a session that nobody else uses; to be called from a thread that waits for none of them."""
+    """Cancel all jobs of a session that belongs to the caller. Call it in a thread that does not wait for a job."""
     if _is_connect(spark):
         spark.interruptAll()
     else:
@@ -127,7 +127,7 @@ def cancel_everything(spark: SparkSession) -> None:
 
 
 class Report:
-    """Writes progress to the log, not more often than is of use."""
+    """Rate-limited log of progress."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -140,7 +140,7 @@ class Report:
         return self._clock() >= self._next
 
     def say(self, stages: Iterable[Stage]) -> None:
-        """Say how far stages are."""
+        """Log the progress of stages, if a line is due and something changed."""
         text = ", ".join(f"stage {stage}: {done} of {tasks} tasks" for stage, done, tasks in stages)
         if text and text != self._last and self.is_due():
             self._last, self._next = text, self._clock() + REPORT_SECONDS
@@ -155,7 +155,7 @@ def _attend(watch: Watch, engine: _Classic | _Connect, report: Report, stop: Eve
             next_look = time.monotonic() + HELD_SECONDS
         try:
             if watch.lost:
-                # Again and again, because another job may begin before the thread that starts them notices.
+                # Again and again, because the thread that ingests may start another job before it notices.
                 engine.cancel()
             elif report.is_due():
                 report.say(engine.stages())
@@ -208,7 +208,7 @@ class _Classic:
         cancel_group_and_future_jobs(self._context, self._group)
 
     def cancel_and_wait(self) -> None:
-        """Cancel, and wait until nothing runs: else tasks might write while what they wrote is removed."""
+        """Cancel, and wait until no job runs: otherwise tasks could still write while their files are removed."""
         tracker = self._context.statusTracker()
         deadline = time.monotonic() + _END_SECONDS
         self.cancel()
@@ -219,15 +219,15 @@ class _Classic:
             time.sleep(_LOOK_SECONDS)
 
     def interrupted(self) -> None:
-        """Give up this thread's connection to Spark: an answer that nobody read is still on its way through it.
+        """Close this thread's connection to Spark, in which an unread answer is still on its way.
 
-        The next call, for example to stop the session, makes a new one.
+        The next call, for example to stop the session, makes a new connection.
         """
         close_connection(self._context)
 
 
 class _Connect:
-    """A session whose driver is elsewhere: it tells of its progress by itself, while it is waited for."""
+    """A session with its driver in another process, which reports its progress while a call waits."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark

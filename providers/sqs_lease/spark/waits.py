@@ -1,8 +1,12 @@
-"""Waiting for others who write the same table: it is told, counted, and bounded.
+"""Waiting for other writers of the same table: logged, counted and bounded.
 
-What waits stands deep in sinks and sources: a commit that others overtook is tried again, a lock is held by somebody.
-All of it asks :func:`among_others`, which finds the limit of the ingestion that runs in this thread, and adds up how
-long it waited. Without one, as in a call of a sink's own methods, the limit is :data:`LIMIT_SECONDS`.
+Sinks and sources wait in many places: a commit after a conflict is tried again, another process holds a lock. All of
+them wait through :func:`while_contended`, which finds the limit of the ingestion that runs in this thread and adds up
+its waiting. In a call without an ingestion, such as a direct call of a sink's methods, the limit is
+:data:`LIMIT_SECONDS`.
+
+The limit is in seconds and not in tries, because only time means something to a user: 100 commits to a quiet ledger
+take a second, and 20 merges of a large table take hours.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from sqs_lease.spark.errors import IngestionError, TableError
 logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS: Final = 600.0
-"""How long others are waited for, unless the caller says something else."""
+"""The longest wait for other writers, unless the caller sets another."""
 
 TELL_SECONDS: Final = 5.0
 """The shortest time between two log lines about one wait."""
@@ -38,17 +42,17 @@ class Waits:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     seconds: float = 0.0
-    # What one wait counts, one within it does not count again.
-    counted_by: Others | None = None
+    # A wait inside another wait is not counted twice.
+    counted_by: ConcurrentWriters | None = None
 
 
-class Others:
-    """One thing that others write or hold, too. It costs nothing as long as nobody does.
+class ConcurrentWriters:
+    """The other writers of one thing, and the wait for them. It costs nothing while there is no conflict.
 
     Args:
-        what: What is written, as the beginning of a sentence: ``table /data/orders``.
-        waits: What it belongs to.
-        kind: The error that ends it.
+        what: The thing that is written, as the beginning of a sentence: ``table /data/orders``.
+        waits: The waiting of the ingestion, to which this wait is added.
+        kind: The class of the error that ends a wait that is too long.
     """
 
     def __init__(self, what: str, waits: Waits, kind: type[IngestionError]) -> None:
@@ -61,14 +65,17 @@ class Others:
 
     @property
     def limit_seconds(self) -> float:
-        """How long to wait, at most."""
+        """The longest wait."""
         return self._waits.limit_seconds
 
-    def again(self, who: str) -> None:
-        """Pause, because somebody else was faster or holds it: a little longer each time, and not as long as others.
+    def pause(self, who: str) -> None:
+        """Pause after a conflict: longer each time, and for a random time, so that two writers do not meet again.
+
+        Args:
+            who: The known facts about the other writer, for the log and the error.
 
         Raises:
-            TableError: It has taken too long; or the error that the wait was given.
+            TableError: The wait is too long; or the class that was given as ``kind``.
         """
         if self.waited(who) >= self.limit_seconds:
             raise self.error(who)
@@ -76,26 +83,26 @@ class Others:
         self._waits.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**self._tries)))
 
     def waited(self, who: str) -> float:
-        """Take note that others are waited for, and tell of it from time to time: for how many seconds by now."""
+        """Note that this process waits for other writers, log that from time to time, and return the seconds so far."""
         now = self._waits.clock()
         if self._since is None:
             self._since = now
             self._waits.counted_by = self._waits.counted_by or self
         if now >= self._next_told:
             self._next_told = now + TELL_SECONDS
-            logger.info("%s: waiting for others who write it, since %d s: %s", self._what, now - self._since, who)
+            logger.info("%s: waiting for other writers, since %d s: %s", self._what, now - self._since, who)
         return now - self._since
 
     def error(self, who: str) -> IngestionError:
-        """The error that says that it has taken too long."""
+        """Make the error for a wait that is too long."""
         return self._kind(
             f"{self._what} was waited for longer than {self.limit_seconds:g} s, because others write it ({who}): let "
-            "fewer processes write it at once, in larger batches, end whatever holds it, or give ingest() a larger "
+            "fewer processes write it at once, in larger batches, end what holds it, or give ingest() a larger "
             "longest_wait_seconds"
         )
 
     def end(self) -> None:
-        """The wait is over, whichever way."""
+        """End the wait, with or without success."""
         if self._since is None:
             return
         seconds = self._waits.clock() - self._since
@@ -103,7 +110,7 @@ class Others:
             self._waits.counted_by = None
             self._waits.seconds += seconds
         if seconds >= TELL_SECONDS:
-            logger.info("%s: waited %d s for others who write it", self._what, seconds)
+            logger.info("%s: waited %d s for other writers", self._what, seconds)
 
 
 _OF_THIS_INGESTION: ContextVar[Waits | None] = ContextVar("sqs_lease_waits", default=None)
@@ -111,7 +118,7 @@ _OF_THIS_INGESTION: ContextVar[Waits | None] = ContextVar("sqs_lease_waits", def
 
 @contextmanager
 def waiting_at_most(waits: Waits) -> Iterator[Waits]:
-    """Have all waiting in the block be of one ingestion."""
+    """Count all waiting in the block for one ingestion."""
     token = _OF_THIS_INGESTION.set(waits)
     try:
         yield waits
@@ -120,10 +127,10 @@ def waiting_at_most(waits: Waits) -> Iterator[Waits]:
 
 
 @contextmanager
-def among_others(what: str, kind: type[IngestionError] = TableError) -> Iterator[Others]:
-    """Do in the block what others may do at the same time: see :class:`Others`."""
-    others = Others(what, _OF_THIS_INGESTION.get() or Waits(), kind)
+def while_contended(what: str, kind: type[IngestionError] = TableError) -> Iterator[ConcurrentWriters]:
+    """Run a block that other processes may run at the same time: see :class:`ConcurrentWriters`."""
+    writers = ConcurrentWriters(what, _OF_THIS_INGESTION.get() or Waits(), kind)
     try:
-        yield others
+        yield writers
     finally:
-        others.end()
+        writers.end()

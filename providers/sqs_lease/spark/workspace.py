@@ -1,13 +1,19 @@
-"""Scratch directories in the workspace: one for each try of a batch, gone when the try is over or dead.
+"""Scratch directories in the workspace: one for each try of a batch, removed when the try has ended or was killed.
 
-Bodies are in them, so they are closed from the moment that they exist. One that only this process uses lies in the
-machine's directory for temporary files, where every user may put what they like: it has a name that cannot be guessed,
-and mode 0700. One in a workspace that the executors share is closed to all but the owner and, where the owner of the
-workspace opened that for its group, the group: executors may run as another user, and some sinks let them write there
-(:mod:`.sinks.staging`). What is in a directory need not be closed by itself, as only those reach it who may enter the
-directory.
+A directory has message bodies in it, so it is closed to other users from its first moment:
 
-What killed processes left is removed only where it is a directory of this user's own, and no link.
+- A directory that only this process uses is made among the machine's temporary files, where every user may write. It
+  has a name that cannot be guessed, and mode 0700.
+- A directory in a workspace that the executors share is open to its owner only. If the owner opened the workspace for
+  its group, it is open to the group, too: executors may run as another user, and some sinks let them write there
+  (:mod:`.sinks.staging`).
+
+Files in a directory need no mode of their own, because only users who may enter the directory reach them.
+
+**Killed processes.** A process holds a lock on a file in its directory, and the system releases the lock when the
+process dies. So the next process can tell a dead directory from a living one. It removes only real directories of its
+own user: among the machine's temporary files, another user could put a link there. On a file system without locks, dead
+directories stay.
 """
 
 from __future__ import annotations
@@ -36,23 +42,20 @@ _GROUP: Final = 0o070
 
 @contextmanager
 def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
-    """Make a directory of one's own, and remove it at the end of the block.
-
-    Its process holds a lock on it. What other processes left there when they were killed has no lock any more, and is
-    removed on the way.
+    """Make a scratch directory, and remove it at the end of the block. Remove those of killed processes as well.
 
     Args:
-        workspace: The directory to make it in; it is created where it does not exist, with mode 0700. What its group
-            may do in it (read, write, enter), the group may do in the new directory, too; other users never may. None
-            for this machine's directory for temporary files, with mode 0700.
+        workspace: The directory to make it in, which is created with mode 0700 if it does not exist. The group gets the
+            same rights in the new directory as in this one (read, write, enter); other users never get any. None for
+            this machine's directory for temporary files, with mode 0700.
 
     Raises:
-        WorkspaceError: It cannot be made there, or the workspace is no directory but an address.
+        WorkspaceError: It cannot be made there, or the workspace is an address and not a directory.
     """
     if "://" in str(workspace):
         raise WorkspaceError(
             f"{workspace} is an address: make workspace= a directory that this process and all executors reach by the "
-            "same path, for example on NFS, or None where they share none; for a local session, any directory will do. "
+            "same path, for example on NFS, or None if they share none; for a local session, any directory will do. "
             "Tables may lie on S3"
         )
     root = Path(tempfile.gettempdir()) if workspace is None else Path(workspace).absolute()
@@ -77,15 +80,15 @@ def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
 
 def _locked_directory(root: Path, prefix: str, *, is_private: bool) -> tuple[Path, int]:
     while True:
-        # With mode 0700, and a name that did not exist.
+        # Makes it with mode 0700, under a name that did not exist.
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         if not is_private:
             directory.chmod(_OWNER | root.stat().st_mode & _GROUP)
-        # Another process that sweeps may take the directory for a dead one until the lock is there.
+        # Until the lock is there, another process may take the directory for a dead one and remove it.
         with suppress(FileNotFoundError):
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                # Where the file system has no locks, a dead process's directory looks like a living one's, and stays.
+                # Without locks in the file system, a dead directory looks like a living one, and stays.
                 with suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 if os.path.samestat((directory / _LOCK).stat(), os.fstat(lock)):
@@ -102,12 +105,12 @@ def _sweep(root: Path, prefix: str) -> None:
                 continue
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
-            # Gone already.
+            # It is gone already.
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # Alive.
+            # Its process is alive.
             pass
         else:
             remove_tree(directory)
@@ -116,13 +119,13 @@ def _sweep(root: Path, prefix: str) -> None:
 
 
 def _is_own(directory: Path) -> bool:
-    """Whether it is a directory of this user's, and no link to one."""
+    """Whether it is a directory of this user, and not a link."""
     found = directory.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory with all that is in it; where that fails, it is logged as left over, and does no harm."""
+    """Remove a directory with its content. A failure is only logged, because a directory that stays does no harm."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:

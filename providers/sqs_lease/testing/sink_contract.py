@@ -35,7 +35,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError
 from sqs_lease.spark.session import INGESTION, session_settings
-from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Admission, Overtaken, Staged
+from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Admission, CommitConflict, Staged
 from sqs_lease.testing.sink_subject import (
     COLUMNS,
     SENT,
@@ -130,7 +130,7 @@ class SinkContract:
         looked_up = ours.look_up(asked("m1", "m2"))
         staged = subject.stage(ours, "ours", [record("m2", 2, batch_id="ours")])
         subject.store(theirs, "theirs", [record("m1", 1, batch_id="theirs")])
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             ours.commit(looked_up, Admission("ours", entries(["m1", "m2"]), staged))
         assert subject.ids() == [("m1", 1)]
         again = ours.look_up(asked("m1", "m2"))
@@ -147,7 +147,7 @@ class SinkContract:
         subject.store(theirs, "theirs", [record("m1", 1)])
         try:
             ours.commit(looked_up, Admission("ours", entries(["m2"]), staged))
-        except Overtaken:
+        except CommitConflict:
             assert subject.ids() == [("m1", 1)]
             ours.commit(ours.look_up(asked("m2")), Admission("ours", entries(["m2"]), staged))
         assert subject.ids() == [("m1", 1), ("m2", 2)]
@@ -159,7 +159,7 @@ class SinkContract:
         looked_up = table.look_up(asked("m1"))
         admission = Admission("b", entries(["m1"]), subject.stage(table, "b", [record("m1", 1)]))
         table.commit(looked_up, admission)
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             table.commit(looked_up, admission)
         assert subject.ids() == [("m1", 1)]
         assert known(table, "m1") == {"m1": ("b", INGESTED, None)}
@@ -191,7 +191,7 @@ class SinkContract:
         staged = [subject.stage(table, "b", [record("m1", 1)]) for table in (first, second)]
         assert staged[0].location != staged[1].location
         second.commit(looked_up[1], Admission("b", entries(["m1"]), staged[1]))
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             first.commit(looked_up[0], Admission("b", entries(["m1"]), staged[0]))
         first.discard(staged[0])
         assert subject.ids() == [("m1", 1)]

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sinks.sink import Admission, Overtaken
+from sqs_lease.spark.sinks.sink import Admission, CommitConflict
 from sqs_lease.testing.sink_subject import SENT, Subject, asked, entries, known, record
 
 LATER = SENT + timedelta(seconds=1)
@@ -80,13 +80,13 @@ class UpsertContract:
         subject.store(subject.open(), "b", [record("m1", 1), record("m1", 1), record("m1", 2)])
         assert subject.ids() == [("m1", 1), ("m1", 2)]
 
-    def test_an_overtaken_batch_overwrites_nothing(self, subject: Subject) -> None:
+    def test_a_batch_with_a_conflict_overwrites_nothing(self, subject: Subject) -> None:
         """The table stays as the other commit left it."""
         ours, theirs = subject.open(), subject.open()
         looked_up = ours.look_up(asked("m1"))
         staged = subject.stage(ours, "b", [record("m1", 1, sent_at=LATER)])
         subject.store(theirs, "c", [record("m1", 1, batch_id="c")])
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             ours.commit(looked_up, Admission("b", entries(["m1"]), staged))
         assert subject.read_rows() == [record("m1", 1, batch_id="c")]
 

@@ -109,7 +109,7 @@ def test_a_driver_that_was_overtaken_by_another_process_stores_only_the_rest(
 
     theirs = other_driver.answer()
 
-    assert theirs["calls"] == ["commit", "overtaken", "commit"]
+    assert theirs["calls"] == ["commit", "conflict", "commit"]
     assert (theirs["ingested"], theirs["duplicates"], theirs["table_version"]) == (1, 2, 2)
     assert stored_ids(place.table) == ["m1", "m2", "m3", "m4"]
 

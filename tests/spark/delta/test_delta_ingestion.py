@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sqs_lease.core.messages import Message, Receipt
-from sqs_lease.spark import DeltaSink, JsonSource, Overtaken, ingest
+from sqs_lease.spark import CommitConflict, DeltaSink, JsonSource, ingest
 from sqs_lease.spark.columns import table_columns
 from sqs_lease.spark.ingestion import IngestResult
 from sqs_lease.spark.sinks.delta.sink import OpenDelta
@@ -57,7 +57,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class OvertakenSink:
+class ConflictingSink:
     """A sink for which something happens between staging and the first commit."""
 
     sink: DeltaSink
@@ -66,19 +66,19 @@ class OvertakenSink:
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         table = self.sink.open(spark, columns, widen=widen)
-        return OvertakenTable(table.target, table.ledger, self)
+        return ConflictingTable(table.target, table.ledger, self)
 
 
 @dataclass(frozen=True)
-class OvertakenTable(WriteAheadTable):
-    sink: OvertakenSink
+class ConflictingTable(WriteAheadTable):
+    sink: ConflictingSink
 
     def commit(self, looked_up: WriteAheadLookUp, admission: Admission) -> int | None:
         if not self.sink.refused:
             self.sink.before_commit()
         try:
             version = super().commit(looked_up, admission)
-        except Overtaken:
+        except CommitConflict:
             self.sink.refused.append(True)
             raise
         self.sink.refused.append(False)
@@ -187,7 +187,7 @@ def test_a_batch_that_comes_again_is_not_stored_again(place: Place) -> None:
 
 
 def test_of_two_drivers_the_slower_one_looks_again(place: Place) -> None:
-    sink = OvertakenSink(place.sink, lambda: place.ingest([message(1), message(2)]), [])
+    sink = ConflictingSink(place.sink, lambda: place.ingest([message(1), message(2)]), [])
 
     result = place.ingest([message(2), message(3)], sink=sink)
 

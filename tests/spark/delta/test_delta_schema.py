@@ -121,7 +121,7 @@ def test_types_that_delta_does_not_have_are_refused_early(kind: DataType) -> Non
     ("partition_by", "says"),
     [
         (["missing"], "partition_by: the schema has no column missing; it has id, name, "),
-        (["ratio"], "partition_by: column ratio is double; take columns of texts, whole numbers"),
+        (["ratio"], "partition_by: column ratio is double; take columns of strings, integers"),
         (["_sent_at"], "partition_by: column _sent_at is timestamp; take"),
         (["name", "name"], "partition_by names a column twice: name, name"),
         (["_message_id"], "partition_by: _message_id differs in every message"),

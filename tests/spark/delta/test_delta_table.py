@@ -158,7 +158,7 @@ def test_rows_are_added_though_the_place_cannot_be_reached_any_more_for_the_mark
         table.apply(location, application(1))
 
     assert stored(table) == [(1, "m1")]
-    assert f"table {tmp_path}: it could not be written down that a batch was added: " in caplog.text
+    assert f"table {tmp_path}: the mark that a batch was added could not be written: " in caplog.text
 
 
 def test_what_a_part_of_a_batch_brought_stays_for_readers_of_earlier_versions(place: Place) -> None:

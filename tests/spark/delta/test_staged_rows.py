@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark import Ledger
 from sqs_lease.spark.sinks import write_ahead
-from sqs_lease.spark.sinks.row_rules import Asked, Rule
+from sqs_lease.spark.sinks.row_rules import RowRequirements, Rule
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedRows
 from sqs_lease.spark.sinks.write_ahead import Application
 from sqs_lease.testing.sink_subject import COLUMNS
@@ -74,8 +74,8 @@ class AnyTable(SparkTable):
     def _as_stored(self, columns: StructType) -> StructType:
         return columns
 
-    def _ask(self) -> Asked:
-        return Asked()
+    def _read_requirements(self) -> RowRequirements:
+        return RowRequirements()
 
     def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
         return iter(())

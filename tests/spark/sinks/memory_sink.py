@@ -14,7 +14,7 @@ from pyspark.sql.types import DayTimeIntervalType, StructType
 
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError
-from sqs_lease.spark.sinks.sink import KNOWN, Admission, Overtaken, Staged
+from sqs_lease.spark.sinks.sink import KNOWN, Admission, CommitConflict, Staged
 from sqs_lease.testing.sink_contract import Subject, interrupted
 
 
@@ -64,7 +64,7 @@ class MemoryTable:
 
     def commit(self, looked_up: MemoryLookUp, admission: Admission) -> int | None:
         if looked_up.version != self.store.version:
-            raise Overtaken
+            raise CommitConflict
         self.check_batch(looked_up, admission.batch_id)
         rows = [] if admission.staged is None else self.store.staged[admission.staged.location]
         entries = {

@@ -47,7 +47,7 @@ def test_a_spark_without_jars_is_named_with_those_that_have_some_and_what_to_do(
 
 
 def test_without_a_version_it_is_the_pyspark_that_is_installed(spark_that_is_too_new: None) -> None:
-    with pytest.raises(TableError, match=f"Spark {pyspark.__version__} .*3.8 and 3.9"):
+    with pytest.raises(TableError, match=f"Spark {pyspark.__version__}: .*3.8 and 3.9"):
         jars.tested_jars()
 
 

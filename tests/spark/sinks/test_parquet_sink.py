@@ -150,7 +150,7 @@ def test_addresses_and_keys_are_refused_early() -> None:
 @pytest.mark.parametrize(
     ("made_again", "said"),
     [
-        (None, "is gone: somebody removed it"),
+        (None, "is gone: it was removed"),
         (columns_of(name=LongType()), "column name is bigint in the table and string in the schema"),
     ],
     ids=["removed", "made again with other columns"],

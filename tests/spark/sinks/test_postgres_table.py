@@ -22,7 +22,7 @@ from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.postgres.connection import parameters_of
 from sqs_lease.spark.sinks.postgres.copy import COPIED_DDL, CopyRows
 from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
-from sqs_lease.spark.sinks.sink import Admission, Overtaken
+from sqs_lease.spark.sinks.sink import Admission, CommitConflict
 from sqs_lease.testing.sink_contract import COLUMNS, Subject
 from sqs_lease.testing.sink_subject import asked, columns_of, entries, known, record
 from tests.spark.inferring import infers
@@ -361,7 +361,7 @@ def test_a_table_that_the_records_do_not_fit_is_refused(database: Database, defi
 
 def test_a_view_is_refused(database: Database) -> None:
     database.run("CREATE VIEW orders AS SELECT 1 AS id")
-    with pytest.raises(TableError, match="is no table of its own"):
+    with pytest.raises(TableError, match="is not a table"):
         opened(database)
 
 
@@ -397,7 +397,9 @@ def test_a_table_that_was_dropped_and_made_again_knows_nothing(database: Databas
 # ---- drivers that meet
 
 
-def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_is_overtaken(database: Database) -> None:
+def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_gets_a_conflict(
+    database: Database,
+) -> None:
     table = opened(database)
     looked_up = table.look_up(asked("m1"))
     with ThreadPoolExecutor() as pool, psycopg.connect(database.url) as other:
@@ -411,7 +413,7 @@ def test_of_two_commits_of_one_message_at_the_same_time_the_second_waits_and_is_
         while not database.read("SELECT 1 FROM pg_locks WHERE NOT granted"):
             assert not ours.done()
         other.commit()
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             ours.result()
     assert known(table, "m0", "m1").keys() == {"m1"}
 
@@ -424,14 +426,14 @@ def test_drivers_meet_in_the_same_way_under_another_isolation_by_default(databas
         with psycopg.connect(database.url) as other:
             other.execute(f"SELECT count(*) FROM {table.name.entries.as_string(other)}".encode())
             admit(table, "theirs", "m1")
-            with pytest.raises(Overtaken):
+            with pytest.raises(CommitConflict):
                 table.commit(looked_up, Admission("ours", entries(["m1"]), None))
     finally:
         database.run("ALTER ROLE postgres RESET default_transaction_isolation")
     assert known(table, "m1")["m1"][0] == "theirs"
 
 
-def test_a_commit_that_the_server_gave_up_for_another_one_is_overtaken(
+def test_a_commit_that_the_server_gave_up_for_another_one_is_a_conflict(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = opened(database)
@@ -442,7 +444,7 @@ def test_a_commit_that_the_server_gave_up_for_another_one_is_overtaken(
 
     with monkeypatch.context() as patched:
         patched.setattr(PostgresTable, "_admit", deadlocked)
-        with pytest.raises(Overtaken):
+        with pytest.raises(CommitConflict):
             table.commit(looked_up, Admission("b", entries(["m1"]), None))
     table.commit(looked_up, Admission("b", entries(["m1"]), None))
 

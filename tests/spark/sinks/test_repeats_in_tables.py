@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.spark import Overtaken, PostgresSink
+from sqs_lease.spark import CommitConflict, PostgresSink
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
 from sqs_lease.spark.sinks.sink import Admission, Table
@@ -34,13 +34,13 @@ def keyed(table: Table[Any], **keys: str) -> KeyedTable:
     return KeyedTable(table, known_by)
 
 
-def test_of_two_that_are_committed_at_once_one_is_overtaken_and_is_a_repeat_then(table: Table[Any]) -> None:
+def test_of_two_that_are_committed_at_once_one_gets_a_conflict_and_is_a_repeat_then(table: Table[Any]) -> None:
     first_sent, sent_again = keyed(table, m1="a"), keyed(table, m2="a")
     looked_up = first_sent.look_up(asked("m1"))
     at_the_same_moment = sent_again.look_up(asked("m2"))
 
     sent_again.commit(at_the_same_moment, Admission("b", entries(["m2"]), None))
-    with pytest.raises(Overtaken):
+    with pytest.raises(CommitConflict):
         first_sent.commit(looked_up, Admission("c", entries(["m1"]), None))
 
     for either, message_id in ((first_sent, "m1"), (sent_again, "m2")):

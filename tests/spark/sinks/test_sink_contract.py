@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.spark.columns import SENT_AT
 from sqs_lease.spark.errors import RowsRefusedError, TableError
-from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, Admission, Overtaken, Staged
+from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, Admission, CommitConflict, Staged
 from sqs_lease.testing.rules_contract import RulesContract
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
@@ -95,7 +95,7 @@ class AddsRowsAndThenLooks(MemoryTable):
         assert admission.staged is None or admission.staged.location in self.store.staged
         try:
             return super().commit(looked_up, admission)
-        except Overtaken:
+        except CommitConflict:
             if admission.staged is not None:
                 self.store.rows = self.merged(self.store.staged[admission.staged.location])
             raise
@@ -329,7 +329,7 @@ UPSERT_FLAWS = [
     Flaw("test_of_messages_sent_in_one_millisecond_the_later_batch_wins", ComparesMicroseconds),
     Flaw("test_of_messages_of_one_batch_the_newest_wins_also_where_it_comes_in_parts", TakesTheLastRow),
     Flaw("test_several_rows_of_one_message_with_one_key_leave_one", Appends),
-    Flaw("test_an_overtaken_batch_overwrites_nothing", CommitsAfterAnything),
+    Flaw("test_a_batch_with_a_conflict_overwrites_nothing", CommitsAfterAnything),
     Flaw("test_a_key_that_may_be_null_is_refused", sink=ChecksNothing),
 ]
 

@@ -229,7 +229,7 @@ def test_a_batch_that_was_cut_off_after_its_commit_is_cleaned_up_when_it_comes_a
 
 
 @dataclass(frozen=True)
-class OvertakenTable(WriteAheadTable):
+class ConflictingTable(WriteAheadTable):
     """A Delta table into which somebody else brings something when it was first asked."""
 
     others: list[Callable[[], object]]
@@ -242,13 +242,13 @@ class OvertakenTable(WriteAheadTable):
 
 
 @dataclass(frozen=True)
-class OvertakenSink:
+class ConflictingSink:
     path: Path
     others: list[Callable[[], object]]
 
-    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> OvertakenTable:
+    def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> ConflictingTable:
         table = DeltaSink(self.path).open(spark, columns, widen=widen)
-        return OvertakenTable(table.target, table.ledger, self.others)
+        return ConflictingTable(table.target, table.ledger, self.others)
 
 
 def test_a_message_whose_object_another_batch_stored_and_deleted_meanwhile_is_a_repeat(
@@ -261,7 +261,7 @@ def test_a_message_whose_object_another_batch_stored_and_deleted_meanwhile_is_a_
         assert place.ingest([message("m1", direct(told))], source=source).objects == CleanUp(1, 0, 0, None)
 
     result = place.ingest(
-        [message("m2", direct(told))], source=source, sink=OvertakenSink(place.table, [overtake]), rejects=rejects
+        [message("m2", direct(told))], source=source, sink=ConflictingSink(place.table, [overtake]), rejects=rejects
     )
 
     assert (result.duplicates, result.rejected, result.objects) == (1, {}, CleanUp(1, 0, 0, None))
@@ -327,7 +327,7 @@ def test_whose_messages_are_held_no_longer_cleans_nothing_up(place: Place, on_s3
 
     assert (result.ingested, bucket.contents()) == (1, [line(1)])
     assert result.objects is not None
-    assert result.objects.error == "its messages are no longer held: their next receiver does it"
+    assert result.objects.error == "its messages are no longer held: their next receiver cleans up"
 
 
 @pytest.mark.parametrize(

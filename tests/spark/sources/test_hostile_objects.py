@@ -98,7 +98,7 @@ class TestParquet:
         _, reason = read(Parquet(TEXT, []), content, content=100 * MIB)
 
         assert reason == (
-            f"the message's objects have more than {100 * MIB} bytes once they are decompressed (max_content_bytes)"
+            f"the message's objects have more than {100 * MIB} bytes after decompression (max_content_bytes)"
         )
 
     @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
@@ -241,7 +241,7 @@ class TestText:
 
         assert read(JsonLines(), content, "a.gz", content=MIB) == (
             0,
-            "the message's objects have more than 1048576 bytes once they are decompressed (max_content_bytes)",
+            "the message's objects have more than 1048576 bytes after decompression (max_content_bytes)",
         )
 
     def test_records_without_end_are_refused(self) -> None:
@@ -370,7 +370,7 @@ class TestMessages:
 
         assert found.pop("bomb") == (
             0,
-            "s3://data/bomb.gz: the message's objects have more than 1048576 bytes once they are decompressed "
+            "s3://data/bomb.gz: the message's objects have more than 1048576 bytes after decompression "
             "(max_content_bytes)",
         )
         assert found == {f"good{number}": (1, "") for number in range(20)}

@@ -135,7 +135,7 @@ class TestObjects:
         assert lines(found["good"]) == ['{"id": 1}']
         assert reason(found["missing"]) == f"s3://{bucket.name}/missing: NoSuchKey"
         assert reason(found["no bucket"]).endswith("NoSuchBucket")
-        assert "no bucket can have this name" in reason(found["no name of a bucket"])
+        assert "the name of the bucket, or the key, is not allowed" in reason(found["no name of a bucket"])
         assert reason(found["bad"]).startswith(f"s3://{bucket.name}/bad: line 20001: not valid JSON")
         assert "not an S3 notification" in reason(found["no notification"])
 

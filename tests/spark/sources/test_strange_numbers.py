@@ -55,7 +55,7 @@ def test_in_keys_whose_times_without_a_zone_are_in_utc(place: Place, bucket: str
 
     result = place.ingest(batch, source=source)
 
-    odd, none = "the key's a is infinite or no number", "the key's a is not of the type in the schema"
+    odd, none = "the key's a is infinite or not a number", "the key's a is not of the type in the schema"
     reasons = {message_id: why.rpartition(": ")[2] for message_id, why in result.rejected.items()}
     assert reasons == {"m0": odd, "m1": odd, "m2": odd, "m3": none}
     found = [(row["a"], row["at"]) for row in rows(place.table)]

@@ -74,7 +74,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """The result of a check.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Final
 from sqs_lease.cli.contract.checks import (
     MAX_RECEIVES,
     Check,
-    Checked,
+    CheckResult,
     DiffersError,
     Outcome,
     QueueKind,
@@ -132,7 +132,7 @@ async def check_all(
     *,
     checks: Sequence[Check] = CHECKS,
     on_begin: Callable[[Check], None] = lambda _check: None,
-) -> list[Checked]:
+) -> list[CheckResult]:
     """Run checks on a service, one after the other, so that no check disturbs the times of another.
 
     Args:
@@ -152,7 +152,7 @@ async def check_all(
     return found
 
 
-async def _checked(check: Check, service: QueueService, clock: Clock, queues: MadeQueues) -> Checked:
+async def _checked(check: Check, service: QueueService, clock: Clock, queues: MadeQueues) -> CheckResult:
     why = ""
     for unit in UNITS:
         async with queues.made(check.kind) as (url, dead_letter_url):
@@ -160,7 +160,7 @@ async def _checked(check: Check, service: QueueService, clock: Clock, queues: Ma
             try:
                 said = await check.run(Ground(service, clock, url, dead_letter_url, unit))
             except DiffersError as differs:
-                return Checked(check, differs.outcome, str(differs))
+                return CheckResult(check, differs.outcome, str(differs))
             except TooSlowError:
                 why = "calls took too long to tell"
             except SqsError as error:
@@ -168,12 +168,12 @@ async def _checked(check: Check, service: QueueService, clock: Clock, queues: Ma
                     return _failed(check, error)
                 why = str(error)
             else:
-                return Checked(check, Outcome.HOLDS, said)
-    return Checked(check, Outcome.NOT_CHECKED, f"tried {len(UNITS)} times: {why}")
+                return CheckResult(check, Outcome.HOLDS, said)
+    return CheckResult(check, Outcome.NOT_CHECKED, f"tried {len(UNITS)} times: {why}")
 
 
-def _failed(check: Check, error: SqsError) -> Checked:
+def _failed(check: Check, error: SqsError) -> CheckResult:
     """Return the result of a check from a call that the service did not carry out."""
     if isinstance(error, InvalidRequestError) or error.code in UNKNOWN_CALL_CODES:
-        return Checked(check, Outcome.DIFFERS, str(error))
-    return Checked(check, Outcome.NOT_CHECKED, error.remedy if isinstance(error, AccessDeniedError) else str(error))
+        return CheckResult(check, Outcome.DIFFERS, str(error))
+    return CheckResult(check, Outcome.NOT_CHECKED, error.remedy if isinstance(error, AccessDeniedError) else str(error))

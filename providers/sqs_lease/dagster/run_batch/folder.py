@@ -125,7 +125,7 @@ class BatchFolderError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RaisedException:
     """The exception that ended a piece of work. Never its text, which may quote a message's body.
 
     Attributes:
@@ -137,7 +137,7 @@ class Raised:
     message_ids: tuple[str, ...] | None = None
 
     @classmethod
-    def by(cls, error: BaseException) -> Raised:
+    def by(cls, error: BaseException) -> RaisedException:
         """Describe an exception."""
         named = named_message_ids(error)
         return cls(exception_names(error), None if named is None else tuple(map(str, named)))
@@ -162,7 +162,7 @@ class PieceOfWork:
     attempt: str
     is_over: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
-    raised: Raised | None = None
+    raised: RaisedException | None = None
     errors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
     released: frozenset[str] = frozenset()

@@ -34,7 +34,7 @@ from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
     PieceOfWork,
-    Raised,
+    RaisedException,
     is_run_batch,
     run_batch_id,
 )
@@ -273,7 +273,7 @@ class RunBatch(LeasedBatch):
         """
         self._folder.write(self._work)
 
-    def end(self, raised: Raised | None) -> None:
+    def end(self, raised: RaisedException | None) -> None:
         """Write down how the block ended.
 
         Raises:
@@ -371,7 +371,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         except BaseException as error:
             # Also if the step is interrupted: the run is given up then, and its messages are not deleted.
-            batch.end(Raised.by(error) if isinstance(error, Exception) else None)
+            batch.end(RaisedException.by(error) if isinstance(error, Exception) else None)
             raise
         else:
             batch.end(None)

@@ -1,9 +1,13 @@
-"""What a job says of an error: where it comes from, what kind it is, and no word of a message's body.
+"""Text of a job's errors: their kind and their place, without any word of a message's body.
 
-Spark hands on what a function of the user's raised, with its whole text, which may quote a body: it is told without the
-words that stand in the batch's messages (:func:`note_what_was_raised`). Spark's own texts quote values of rows, so only
-the kind of those is told. Texts are told whole of this package's own errors, which quote no body, and of errors that
-are raised before there are any rows.
+The text reaches the log of an orchestrator, where a user needs it to act on the error. It depends on the error:
+
+- A user's function: Spark passes on the whole text, and that may quote a body, for example in the error of
+  ``int(body)``. So each word that occurs in the batch's messages is left out (:func:`note_what_was_raised`). That
+  leaves out too much rather than too little: a word such as "airport" is left out if bodies have it.
+- Spark's own errors: their texts quote values of rows, so only the condition and the names of Java's exceptions are
+  shown.
+- This package's errors, which never quote a body, and errors before there are any rows: the whole text.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
 EXPECTED: Final = (IngestionError, ManifestError, SpecError)
-"""Errors whose text is enough."""
+"""Errors whose text is enough, without a traceback."""
 
 _SHOWN_CHARACTERS: Final = 2_000
 _SHOWN_ERRORS: Final = 5
@@ -33,46 +37,47 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
 _NOT_THE_USERS: Final = re.compile(r"/(pyspark|sqs_lease|site-packages|dist-packages)[/.]")
 _KIND: Final = re.compile(r"^[\w.]+(?=:|$)")
-# Whose text names no more than a module: executors without this package are the likeliest mistake.
+# Errors whose text names only a module are shown whole: executors without this package are the likeliest mistake.
 _TEXT_IS_TOLD: Final = re.compile(r"^(sqs_lease\.[\w.]+|ModuleNotFoundError): ")
 _WORD: Final = re.compile(r"\w+")
 _SHORT_WORD: Final = 3
-"""Longest word that is left out only where it is a word of a message, and not within one: "no" is in "north"."""
+"""A word of at most so many letters is left out only if a message has it as a whole word: "no" is in "north"."""
 _LEFT_OUT: Final = "…"
 _ESCAPED: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OF_JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)\b")
-# Whatever asks for it afterwards fails, too, such as what puts the session's settings back.
+# Every later call to Java fails, too, for example the one that restores the session's settings.
 _NO_JAVA: Final = (
-    "the Java process of Spark's driver has ended, or answers no more: see its log, and whether the machine killed it "
-    "because memory was short. The batch can be started again"
+    "the Java process of Spark's driver has ended, or does not answer: look at its log, and check whether the machine "
+    "killed it because memory was short. The batch can be started again"
 )
 _OF_THE_MACHINE: Final = ("Python worker exited unexpectedly", "No space left on device")
 
 
 def one_line(error: Exception) -> str:
-    """Say in one line what went wrong, for the starter of the job."""
+    """Return one line about an error, for the process that started the job."""
     if isinstance(error, EXPECTED):
         text = str(error)
     elif any(isinstance(one, Py4JNetworkError) for one in _chain(error)):
         text = _NO_JAVA
     elif isinstance(error, PythonException) and (raised := _raised_in_worker(str(error))):
-        said = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
-        text = f"{raised}{said} (raised in a Python worker of Spark)"
+        notes = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
+        text = f"{raised}{notes} (raised in a Python worker of Spark)"
     elif isinstance(error, SPARK_ERRORS) and not isinstance(error, AnalysisException):
         text = " ".join([type(error).__name__, *_kinds(error)])
     else:
-        # Spark's texts go on for pages with plans.
+        # Only the first line, because Spark's texts have pages of plans.
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         text = f"{type(error).__name__} {condition or ''} {str(error).strip().partition(chr(10))[0]}"
-    # Names of fields and keys of objects are the sender's: no control character of theirs reaches a log.
+    # Made printable: names of fields and keys of objects come from senders, and may have control characters.
     return printable(" ".join(text.split())[:_SHOWN_CHARACTERS])
 
 
 def note_what_was_raised(error: PythonException, messages: Iterable[Message]) -> None:
-    """Add a note to what was raised in a Python worker: its text, without the words that stand in the batch's messages.
+    """Add a note to an error of a Python worker: its text, without the words that occur in the batch's messages.
 
-    The first line of the text only. What a function decoded before it quoted it (base64, a compressed body, an object
-    in S3) is not recognised. Nothing is added where there is no text, or where the whole text is told already.
+    Only the first line of the text is used. If a function quotes something that it decoded first (base64, a compressed
+    body, an object in S3), its words are not recognised. Nothing is added if there is no text, or if :func:`one_line`
+    shows the whole text anyway.
     """
     last = _last_line(str(error))
     text = "" if last is None or _TEXT_IS_TOLD.match(last) or not _KIND.match(last) else last.partition(": ")[2].strip()
@@ -82,7 +87,7 @@ def note_what_was_raised(error: PythonException, messages: Iterable[Message]) ->
 
 
 def _words_in(messages: Iterable[Message], words: frozenset[str]) -> set[str]:
-    """Which of some words stand in bodies or attributes, also as parts of words there."""
+    """Return the words that occur in bodies or attributes, also as parts of words there."""
     found: set[str] = set()
     for message in messages:
         sent = " ".join([message.body, *_texts(message.message_attributes), *_texts(message.attributes)])
@@ -102,25 +107,25 @@ def _texts(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def trace(error: BaseException) -> str:
-    """Say where an error was raised, and what it was raised for, in the lines of tracebacks without their texts."""
+    """Return the tracebacks of an error and of its causes, without their texts."""
     lines: list[str] = []
-    for told in _chain(error):
-        lines += [f"{type(told).__name__} at\n", *traceback.format_tb(told.__traceback__)]
-        if isinstance(told, PythonException):
-            lines += [f"{line}\n" for line in _frames_in_worker(str(told))]
+    for one in _chain(error):
+        lines += [f"{type(one).__name__} at\n", *traceback.format_tb(one.__traceback__)]
+        if isinstance(one, PythonException):
+            lines += [f"{line}\n" for line in _frames_in_worker(str(one))]
     return "".join(lines).rstrip()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised for, and so on."""
-    told: BaseException | None = error
-    while told is not None:
-        yield told
-        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    """Yield an error, its cause, the cause of that, and so on."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def _raised_in_worker(text: str) -> str | None:
-    """The exception at the end of the last traceback in a text: its kind and its place."""
+    """Return kind and place of the exception at the end of the last traceback in a text."""
     line = _last_line(text)
     if line is None or _TEXT_IS_TOLD.match(line):
         return line
@@ -134,7 +139,7 @@ def _raised_in_worker(text: str) -> str | None:
 
 
 def _last_line(text: str) -> str | None:
-    """The line with the exception at the end of the last traceback in a text."""
+    """Return the line with the exception at the end of the last traceback in a text."""
     _, found, rest = text.rpartition(_TRACEBACK)
     lines = (line for line in rest.splitlines() if line.strip() and not line[0].isspace())
     return next(lines, None) if found else None
@@ -159,7 +164,7 @@ def _frames_in_worker(text: str) -> Iterator[str]:
 
 
 def _kinds(error: Exception) -> Iterator[str]:
-    """Spark's name for an error, and the Java errors and the faults of the machine that its text names."""
+    """Yield Spark's name for an error, and the Java errors and faults of the machine in its text."""
     if isinstance(error, PySparkException) and (condition := error.getCondition()):
         yield condition
     text = str(error)

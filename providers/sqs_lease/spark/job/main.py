@@ -1,8 +1,9 @@
-"""Ingests one batch in a process of its own: reads a manifest and a spec, and leaves a result.
+"""Job that ingests one batch in a process of its own: it reads a manifest and a spec, and writes a result.
 
-The exit code is 0 when the batch is done and the result is written; 1 after an error, whose line is the last one of the
+The exit code is 0 when the batch is done and the result is written; 1 after an error, which is the last line of
 standard error; 2 for wrong arguments; 143 when the job was asked to end (SIGTERM). It can be started again with the
-same manifest after any of them, and while another one runs. Started through Dagster Pipes, it reports there too.
+same manifest after each of them, and while another one runs. If it is started through Dagster Pipes, it reports there
+as well.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ SINK_CLASSES: Final[Mapping[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job, with this process's arguments unless others are given; returns the exit code."""
+    """Run the job and return the exit code; ``arguments`` are those of this process by default."""
     parser = _parser()
     options = parser.parse_args(arguments)
     pipes = _pipes_parameters(options)
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with reporting(pipes, lambda error: None if termination.asked else one_line(error)) as report:
             _run(options, termination, report)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 - every error is reported
         if termination.asked:
             return EXIT_CODE
         if not isinstance(error, EXPECTED):
@@ -96,27 +97,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sqs_lease.spark.job",
         description="Ingest one batch of messages into a table, each exactly once.",
-        epilog="A URI is a path, file:///path or s3://bucket/key; the environment says how S3 is reached.",
+        epilog="A URI is a path, file:///path or s3://bucket/key; the environment has the settings for S3.",
     )
     parser.add_argument(
         "--manifest", required=True, action="append", metavar="URI", help="the messages; again for a batch of several"
     )
-    parser.add_argument("--result", metavar="URI", help="where the result is written; Dagster Pipes has it reported")
+    parser.add_argument("--result", metavar="URI", help="the file for the result; not needed with Dagster Pipes")
     parser.add_argument("--spec", required=True, metavar="JSON|URI", help="source, sink and workspace")
     engine = parser.add_mutually_exclusive_group()
-    engine.add_argument("--master", help="local[2], spark://...; not with spark-submit, which says it itself")
+    engine.add_argument("--master", help="local[2], spark://...; not with spark-submit, which sets it")
     engine.add_argument("--remote", help="a Spark Connect server, sc://...")
-    parser.add_argument(
-        "--end-with-stdin", action="store_true", help="end when the standard input does, as after SIGTERM"
-    )
-    # Pipes gives its parameters so where it cannot set environment variables.
+    parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input ends, as after SIGTERM")
+    # Pipes passes its parameters so if it cannot set environment variables.
     for name in (CONTEXT, MESSAGES):
         parser.add_argument(f"--{name.lower().replace('_', '-')}", dest=name, help=argparse.SUPPRESS)
     return parser
 
 
 def _pipes_parameters(options: argparse.Namespace) -> dict[str, str]:
-    """The parameters of Dagster Pipes; empty unless the job was started through it."""
+    """Return the parameters of Dagster Pipes; empty if the job was not started through it."""
     given = {name: getattr(options, name) or os.environ.get(name) for name in (CONTEXT, MESSAGES)}
     return {name: value for name, value in given.items() if value} if all(given.values()) else {}
 
@@ -128,12 +127,12 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
         text = given if given.lstrip().startswith("{") else local_copy(given, directory).read_text(encoding="utf-8")
         spec = IngestionSpec.parse_json(text)
         manifest = _local_manifest(options.manifest, directory)
-        # Before Spark is started, which takes seconds: what is wrong with the spec is known by then.
+        # Made before Spark is started, because that takes seconds, and errors of the spec are known without it.
         source = make_source(spec.source, os.environ)
         sink = make_sink(spec.sink, os.environ)
         rejects = None if spec.rejects is None else make_sink(spec.rejects, os.environ)
         if options.remote is None:
-            # A server of Spark Connect may be of another version, and is asked when there is a session.
+            # A server of Spark Connect may have another version, so it is asked when there is a session.
             for one in (sink, rejects):
                 require_spark(one, pyspark.__version__)
         conf = with_environment(spec.spark_conf, os.environ)
@@ -147,7 +146,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
                     manifest,
                     source=source,
                     sink=sink,
-                    # The executors cannot read from there what the driver writes.
+                    # On S3 the executors cannot read the driver's file.
                     workspace=None if spec.workspace.startswith(S3) else spec.workspace,
                     rejects=rejects,
                     still_held=lambda: not termination.asked,
@@ -162,7 +161,7 @@ def _run(options: argparse.Namespace, termination: Termination, report: Report) 
 
 
 def _local_manifest(uris: Sequence[str], directory: Path) -> Path:
-    """Return a local manifest with the messages of all that are given."""
+    """Return a local manifest with the messages of all given manifests."""
     manifests = [local_copy(uri, directory) for uri in uris]
     if len(manifests) == 1:
         return manifests[0]
@@ -172,7 +171,7 @@ def _local_manifest(uris: Sequence[str], directory: Path) -> Path:
 
 
 def make_source(part: Part, environment: Mapping[str, str]) -> Source[Any]:
-    """Make the source of a spec, whose ``{"env": ...}`` stand for what is in the environment.
+    """Make the source of a spec; each ``{"env": ...}`` in it stands for a variable of the environment.
 
     Raises:
         SpecError: A variable is not set, or a function cannot be found.
@@ -212,15 +211,15 @@ def _function(name: str) -> Any:
 
 
 def local_copy(uri: str, directory: Path) -> Path:
-    """Return a local file with the content of a URI: the file itself where it is local.
+    """Return a local file with the content of a URI; a local file is returned itself.
 
     Args:
-        uri: A path, ``file://...`` or ``s3://bucket/key`` (a connection of Airflow before the bucket is left out; how
-            S3 is reached, the environment says, as for any AWS client).
-        directory: Where a copy goes.
+        uri: A path, ``file://...`` or ``s3://bucket/key``. An Airflow connection before the bucket is ignored; the
+            environment has the settings for S3, as for every AWS client.
+        directory: The directory for a copy.
 
     Raises:
-        WorkspaceError: It cannot be read.
+        WorkspaceError: The file cannot be read.
     """
     path = _local_path(uri)
     if path is not None:
@@ -237,7 +236,7 @@ def local_copy(uri: str, directory: Path) -> Path:
 
 
 def write_text(uri: str, text: str) -> None:
-    """Write a file that appears whole or not at all, in place of what was there."""
+    """Write a file that appears whole or not at all, and replaces an older one."""
     path = _local_path(uri)
     try:
         if path is None:
@@ -265,5 +264,5 @@ def _place_on_s3(uri: str) -> tuple[str, str]:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     bucket = bucket.rpartition("@")[2]
     if not bucket or not key:
-        raise WorkspaceError(f"{uri} is no object on S3: it must be s3://bucket/key")
+        raise WorkspaceError(f"{uri} is not an object on S3: it must be s3://bucket/key")
     return bucket, key

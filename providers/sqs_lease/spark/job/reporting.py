@@ -1,8 +1,8 @@
-"""Reports to Dagster what a job does that was started through Dagster Pipes: its log, and its result at the end.
+"""Reports to Dagster from a job that was started through Dagster Pipes: its log, and its result at the end.
 
-Pipes hands a process two parameters, as environment variables or as arguments: where its context is, and where its
-messages go. The starter of the job chooses the places: a local file, the output, S3, or a directory that the driver
-sees as files (a Databricks volume, or DBFS, which is mounted at ``/dbfs``).
+Pipes gives a process two parameters, as environment variables or as arguments: the places of its context and of its
+messages. The process that starts the job chooses the places: a local file, the output, S3, or a directory that the
+driver sees as files (a Databricks volume, or DBFS, which is mounted at ``/dbfs``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CONTEXT: Final = "DAGSTER_PIPES_CONTEXT"
 MESSAGES: Final = "DAGSTER_PIPES_MESSAGES"
 
 MOUNT: Final = Path("/dbfs")
-"""Where Databricks mounts DBFS, whose own paths the parameters have."""
+"""The directory where Databricks mounts DBFS. The parameters have DBFS's own paths."""
 
 REPORTED_LOGGER: Final = "sqs_lease"
-"""The logger whose records are reported; those of libraries stay in the driver's log."""
+"""The logger whose records are reported; records of libraries stay in the driver's log."""
 
 Report: TypeAlias = Callable[[StoredResult], None]
 
@@ -37,14 +37,14 @@ class ReportError(IngestionError):
 
 @contextmanager
 def reporting(parameters: Mapping[str, str], describe: Callable[[Exception], str | None]) -> Iterator[Report]:
-    """Report the job's log in the block, and an error that ends it.
+    """Report the log of the block, and an error that ends it.
 
     Args:
-        parameters: Those of Pipes, by name; empty for a job that was started otherwise, which reports nothing.
-        describe: Says what is reported of an error: one line, without anything of a body; None reports nothing.
+        parameters: The parameters of Pipes, by name; empty for a job without Pipes, which reports nothing.
+        describe: Returns one line about an error, without anything of a body; None reports nothing.
 
     Yields:
-        What reports the result.
+        A function that reports the result.
 
     Raises:
         ReportError: ``dagster-pipes`` is not installed here.
@@ -77,7 +77,7 @@ def reporting(parameters: Mapping[str, str], describe: Callable[[Exception], str
         raise
     finally:
         logging.getLogger(REPORTED_LOGGER).removeHandler(handler)
-        # Without the exception: Pipes would send its traceback, and Spark's texts may quote what a body says.
+        # Closed without the exception: Pipes would send its traceback, and Spark's texts may quote a body.
         pipes.close()
 
 
@@ -91,7 +91,7 @@ class _Handler(logging.Handler):
 
 
 def _mounted(place: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A place as this process sees it."""
+    """Translate a place to the path that this process can reach."""
     path = place.get("path")
     if not isinstance(path, str) or Path(path).exists():
         return place
@@ -111,7 +111,7 @@ def _message_writer(place: Mapping[str, Any]) -> PipesMessageWriter[Any]:
     if "bucket" in place:
         return dagster_pipes.PipesS3MessageWriter(_s3())
     if "path" in place and Path(place["path"]).is_dir():
-        # One file after the other, each written once: such places take no appending.
+        # One new file for each message, because files in such places cannot be appended to.
         return dagster_pipes.PipesUnityCatalogVolumesMessageWriter()
     return dagster_pipes.PipesDefaultMessageWriter()
 

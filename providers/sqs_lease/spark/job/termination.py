@@ -1,4 +1,4 @@
-"""Ends a job in order when it is asked to: by SIGTERM, or by the end of its starter."""
+"""Orderly end of a job on request: by SIGTERM, or by the end of the process that started it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 128 + signal.SIGTERM
-"""What a job that was asked to end ends with, as a shell reports it."""
+"""The exit code of a job that ended on request, as a shell reports it."""
 
 GRACE_SECONDS: Final = 20.0
-"""How long the cancellation may take; a process whose session hangs ends without one then."""
+"""The longest time for the cancellation. After it the process ends all the same, because its session hangs."""
 
 _AGAIN_SECONDS: Final = 0.5
 
 
 class Termination:
-    """Whether the job was asked to end; made and used in the main thread."""
+    """The request to end the job. It is made and used in the main thread."""
 
     def __init__(self) -> None:
         self._asked = Event()
@@ -33,17 +33,17 @@ class Termination:
         self._cancel: Callable[[], object] | None = None
 
     def install(self) -> None:
-        """Take SIGTERM from now on."""
+        """Handle SIGTERM from now on."""
         signal.signal(signal.SIGTERM, self._take)
 
     @property
     def asked(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether the job was asked to end."""
         return self._asked.is_set()
 
     @contextmanager
     def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """In the block, being asked to end interrupts nothing: another thread cancels, again and again until then."""
+        """Run a block that SIGTERM does not interrupt: another thread then cancels until the block ends."""
         self._cancel = cancel
         try:
             if self.asked:
@@ -75,7 +75,7 @@ class Termination:
 
 
 def end_with_standard_input() -> None:
-    """From now on, ask this process to end when its standard input does: when the holder of the other end died."""
+    """Ask this process to end when its standard input ends: then the process at the other end has died."""
 
     def read() -> None:
         while os.read(sys.stdin.fileno(), 4096):

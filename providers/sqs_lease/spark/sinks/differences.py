@@ -1,4 +1,4 @@
-"""How the columns of a table differ from those that are written into it, and what is said of it."""
+"""Differences between the columns of a table and those that are written into it, and the errors for them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqs_lease.spark.schemas import without_case
 
 
 def differences(stored: StructType, columns: StructType, *, widen: bool = False) -> list[str]:
-    """Say how a table's columns differ from those that are to be written; nothing where they do not.
+    """List the differences between a table's columns and those that are to be written.
 
-    The order of the columns does not matter. A column that may hold nulls in the table takes one that
-    has none, but not the other way round.
+    The order of the columns does not matter. A nullable column of the table takes a column that is NOT NULL, but not
+    the other way round.
 
     Args:
-        stored: The table's.
-        columns: What is to be written.
-        widen: Whether one may have nullable columns that the other lacks.
+        stored: The table's columns.
+        columns: The columns to write.
+        widen: Whether one side may have nullable columns that the other lacks.
     """
     found = {field.name: field for field in stored.fields}
     given = {field.name: field for field in columns.fields}
@@ -55,16 +55,16 @@ def differences(stored: StructType, columns: StructType, *, widen: bool = False)
 
 
 def misfits(stored: StructType, columns: StructType) -> list[str]:
-    """Say which rows of these columns a table does not take as they are; it may have more columns that are nullable."""
+    """List why a table cannot take rows of these columns as they are; further nullable columns are allowed."""
     kept = [field for field in stored.fields if field.name in columns.names or not field.nullable]
     return differences(StructType(kept), columns)
 
 
 def require_fit(table: str, differs: Sequence[str]) -> None:
-    """Refuse a schema for which a table is opened.
+    """Refuse to open a table with a schema that differs from it.
 
     Raises:
-        SchemaError: It does.
+        SchemaError: There are differences.
     """
     if differs:
         raise SchemaError(
@@ -74,10 +74,10 @@ def require_fit(table: str, differs: Sequence[str]) -> None:
 
 
 def require_unchanged(table: str, differs: Sequence[str]) -> None:
-    """Refuse to admit a batch into a table that it does not fit any more.
+    """Refuse to admit a batch into a table that was changed meanwhile.
 
     Raises:
-        SchemaError: It does.
+        SchemaError: There are differences.
     """
     if differs:
         raise SchemaError(
@@ -87,17 +87,17 @@ def require_unchanged(table: str, differs: Sequence[str]) -> None:
 
 
 def require_taken(table: str, differs: Sequence[str]) -> None:
-    """Refuse to bend rows that were admitted, where a table cannot have them as they are.
+    """Refuse to convert rows that were admitted but that a table cannot take as they are.
 
     Raises:
-        TableError: It does.
+        TableError: There are differences.
     """
     if differs:
         raise TableError(f"table {table} was changed before it took a batch: {'; '.join(differs)}. Change it back")
 
 
 def _takes(table: DataType, given: DataType) -> bool:
-    """Whether a column of the table takes the nulls inside of values of the same shape."""
+    """Whether a column of the table takes the nulls inside values of the same shape."""
     if isinstance(table, StructType) and isinstance(given, StructType):
         return all(
             (theirs.nullable or not ours.nullable) and _takes(theirs.dataType, ours.dataType)

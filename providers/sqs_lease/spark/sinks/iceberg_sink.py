@@ -1,17 +1,20 @@
 """Iceberg tables, written by Spark with Iceberg's jar: each batch on a branch of its own, which then becomes the table.
 
-Iceberg has no notion of a write that must happen once: it repeats appends that collide with others, so two processes
-that complete the same batch would both succeed. Therefore a batch is written in four steps:
+Iceberg has no write that happens at most once: after a collision it repeats an append by itself, so two processes that
+complete the same batch would both succeed. Therefore a batch is written in four steps:
 
-1. Look at the newest snapshot of the table, and whether a snapshot up to it says that it has the batch.
-2. Make a branch at that very snapshot.
-3. Write the batch to the branch; the snapshot carries the number of the batch as a property.
-4. Fast-forward the table to the branch. Iceberg refuses if the table is not at the snapshot of step 1 any more; then
-   the branch is dropped, and all begins again.
+1. Look at the newest snapshot of the table, and whether the batch is in it or in an earlier one.
+2. Make a branch at exactly that snapshot.
+3. Write the batch to the branch; the snapshot has the number of the batch as a property.
+4. Fast-forward the table to the branch. Iceberg refuses that if the table has a newer snapshot than that of step 1;
+   then the branch is dropped, and everything starts again.
 
-Readers of the table see nothing of a branch. That of a killed process is removed by ``expire_snapshots`` after a week.
+Readers of the table do not see a branch. The branch of a killed process is removed by ``expire_snapshots`` after a
+week.
 
-Where the table can have the staged files as they are, steps 2 to 4 are one commit, and no row is written again.
+If the table can take the staged files as they are, steps 2 to 4 are one transaction, and no row is written twice. That
+is not done with the procedure ``add_files``, because it cannot be tied to a snapshot. The staged files carry the
+numbers by which Iceberg knows columns, because a column that was dropped and added again is another column.
 """
 
 from __future__ import annotations
@@ -38,7 +41,13 @@ from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.schemas import arrow_schema, check_keys, quoted, relaxed, require_plain, without_case
 from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.jars import tested_jars
-from sqs_lease.spark.sinks.row_rules import Asked, Rule, iceberg_directories, is_object_store, too_long_for_iceberg
+from sqs_lease.spark.sinks.row_rules import (
+    RowRequirements,
+    Rule,
+    iceberg_directories,
+    is_object_store,
+    too_long_for_iceberg,
+)
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.table_sql import literal, write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
@@ -48,12 +57,12 @@ logger = logging.getLogger(__name__)
 
 _BATCH: Final = "sqs-lease.batch"
 _ENCRYPTION: Final = "encryption.key-id"
-# By which Parquet, and so pyarrow, has a column's number.
+# The key of a column's number in Parquet, and so in pyarrow.
 _FIELD_ID: Final = "PARQUET:field_id"
 _ANY: Final = "part.parquet"
-# By which a session has Iceberg write beside the table, for somebody to look at and publish.
+# With these settings, Iceberg writes beside the table ("write-audit-publish"), until a user publishes the rows.
 _UNPUBLISHED: Final = ("spark.wap.id", "spark.wap.branch")
-# Of a text, the other transforms make numbers.
+# The transforms that make a string of a string; the others make numbers.
 _OF_TEXTS: Final = re.compile(r"identity|truncate\[(\d+)\]")
 
 
@@ -61,17 +70,18 @@ _OF_TEXTS: Final = re.compile(r"identity|truncate\[(\d+)\]")
 class IcebergSink:
     """An Iceberg table, written with Iceberg's own jar (see :mod:`.jars`).
 
-    Each batch is one snapshot of the table, whose summary names it (``sqs-lease.batch``).
+    Each batch is one snapshot of the table, with the batch id in its summary (``sqs-lease.batch``).
 
     Attributes:
-        table: The table's name with its catalog and namespace: ``"lake.sales.orders"``. The namespace must exist, the
+        table: The table's name with its catalog and namespace: ``"lake.sales.orders"``. The namespace must exist; the
             table is created if it does not exist.
-        ledger: Where the ids of the messages are kept, and where rows wait: a directory that all drivers and executors
-            reach by this path, or an address on S3, see :class:`..ledger.Ledger`. It belongs to this table alone.
-        partition_by: How a table that is created is partitioned: columns, or transforms of columns such as
-            ``days(_sent_at)`` or ``bucket(16, customer)``; a table that is there stays as it is.
-        upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with
-            the same key, unless that is of a message sent later; sent at the same time, the later batch wins.
+        ledger: The place of the message ids and of staged rows: a directory that all drivers and executors reach by
+            this path, or an address on S3, see :class:`..ledger.Ledger`. No other table may use it.
+        partition_by: The partitions of a table that is created: columns, or transforms of columns such as
+            ``days(_sent_at)`` or ``bucket(16, customer)``. An existing table stays as it is.
+        upsert_by: The key columns. Empty, the default, adds every record. With a key, a record replaces the one with
+            the same key, unless that is from a message that was sent later; of messages sent at the same time, the
+            later batch wins.
     """
 
     table: str
@@ -86,7 +96,7 @@ class IcebergSink:
     def require_spark(self, version: str) -> None:
         """See :meth:`.jars.SinkOfJars.require_spark`.
 
-        Spark 4.0 has a jar of Iceberg, and is refused all the same: with Iceberg 1.10.1 the contract "an interrupted
+        There is a jar of Iceberg for Spark 4.0, but it is refused: with Iceberg 1.10.1, the contract "an interrupted
         commit is seen whole or not at all" failed there twice, and no run has shown that it holds with 1.11.0.
         """
         tested_jars(version)
@@ -101,8 +111,8 @@ class IcebergSink:
         check_keys(columns, self.upsert_by)
         if unpublished := [setting for setting in _UNPUBLISHED if spark.conf.get(setting, None) is not None]:
             raise TableError(
-                f"table {self.table}: the session has {' and '.join(unpublished)}, with which what is ingested is not "
-                "in the table until somebody publishes it, and its messages are deleted before: unset it"
+                f"table {self.table}: the session has {' and '.join(unpublished)}, so ingested rows are not in the "
+                "table until they are published, but their messages are deleted before: unset it"
             )
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         parts = [quoted(part) for part in self.table.split(".")]
@@ -125,21 +135,21 @@ class IcebergTable(SparkTable):
     needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
 
     def identity(self) -> str | None:
-        """See :class:`.write_ahead.IdentifiedTarget`. Through Spark Connect, nothing says it."""
+        """See :class:`.write_ahead.IdentifiedTarget`. It is unknown through Spark Connect."""
         stored = _StoredTable.of(self.spark, self.name)
         return None if stored is None else str(stored.table.uuid().toString())
 
     def _as_stored(self, columns: StructType) -> StructType:
         for name in columns.names:
             if without_case(name) in ICEBERG_COLUMNS:
-                raise SchemaError(f"column {name}: every Iceberg table has a column of its own there: rename it")
+                raise SchemaError(f"column {name}: Iceberg has a metadata column of this name: rename it")
         require_plain(columns, "an Iceberg table cannot store")
-        # Integers have at least 32 bits there.
+        # Iceberg's integers have at least 32 bits.
         return StructType(
             [StructField(field.name, relaxed(field.dataType, _wider), field.nullable) for field in columns.fields]
         )
 
-    def _ask(self) -> Asked:
+    def _read_requirements(self) -> RowRequirements:
         try:
             columns = self._columns()
             location = self._location()
@@ -149,17 +159,17 @@ class IcebergTable(SparkTable):
         except SPARK_ERRORS as error:
             raise self.unusable("cannot be read", error) from error
         if is_object_store(location):
-            return Asked(columns, file_schema=schema)
+            return RowRequirements(columns, file_schema=schema)
         plain = [one.name for one in partitions if one.name == one.column in columns.names and one.width is None]
         tests: dict[str, str] = {}
         for one in partitions:
             if one.name not in plain:
                 path = [one.column] if one.column in columns.names else one.column.split(".")
                 tests |= too_long_for_iceberg(one.name, ".".join(map(quoted, path)), one.width)
-        return Asked(columns, tests, plain, schema)
+        return RowRequirements(columns, tests, plain, schema)
 
     def _partitions_by_sql(self) -> list[_TextPartition]:
-        """Through Spark Connect, where only the names of partitions are told: those that may be columns."""
+        """Read the partitions through Spark Connect, which gives only their names: those that may be columns."""
         partitions = self.spark.table(f"{self.name}.partitions").schema
         by = partitions["partition"].dataType if "partition" in partitions.names else StructType()
         names = by.names if isinstance(by, StructType) else []
@@ -170,7 +180,7 @@ class IcebergTable(SparkTable):
 
     def _take(self, location: str, application: Application) -> None:
         while (before := self._version()) is None:
-            # A branch of a table without snapshots is not bound to anything.
+            # A table without snapshots needs one first: a branch of it would not be bound to anything.
             self.spark.table(self.name).where("false").writeTo(self.name).append()
         if self._has(application):
             return
@@ -186,10 +196,12 @@ class IcebergTable(SparkTable):
                 ).collect()
 
     def _adopt(self, location: str, before: int, application: Application) -> bool:
-        """Have the table name the staged files themselves, which writes no row again: steps 2 to 4 in one commit.
+        """Add the staged files themselves, so that no row is written twice: steps 2 to 4 in one commit.
+
+        Only the object that staged the rows does it, because only then no other process can have added them.
 
         Returns:
-            Whether the table has them; False where it may not have them as they are.
+            Whether the table has them; False if it cannot take them as they are.
         """
         if self.upsert_by or location not in self.own:
             return False
@@ -197,7 +209,7 @@ class IcebergTable(SparkTable):
         columns = self._as_stored(self.columns)
         if stored is None or not stored.takes_files or files is None or misfits(self._columns(), columns):
             return False
-        # By the numbers of the columns, which is how Iceberg knows them: one may have been dropped and added again.
+        # Compares the numbers of columns as well: a column may have been dropped and added again.
         schema = stored.file_schema(columns)
         if not all(file.footer.schema.to_arrow_schema().equals(schema, check_metadata=True) for file in files):
             return False
@@ -225,15 +237,15 @@ class IcebergTable(SparkTable):
         write(self.spark, branch, rows, self.upsert_by, settings)
 
     def _has(self, application: Application) -> bool:
-        """Whether a snapshot that was the table's says that it has the application, or a later one."""
-        said = F.col("summary").getItem(_property(application)).cast("bigint")
-        snapshots = self.spark.table(f"{self.name}.snapshots").where(said >= application.number)
+        """Whether a snapshot of the table's history has the application, or a later one, in its summary."""
+        number = F.col("summary").getItem(_property(application)).cast("bigint")
+        snapshots = self.spark.table(f"{self.name}.snapshots").where(number >= application.number)
         return not snapshots.join(self.spark.table(f"{self.name}.history"), "snapshot_id").isEmpty()
 
     def _has_rows(self, rows: DataFrame, application: Application) -> bool:
-        """Whether rows of the batch are in the table, although the snapshot that said so may have expired.
+        """Whether rows of the batch are in the table: the snapshot with its number may have expired.
 
-        To merge the newest batch twice changes nothing, so it needs no such question.
+        With upserts the answer does not matter, because merging the newest batch twice changes nothing.
         """
         if self.upsert_by:
             return False
@@ -255,26 +267,26 @@ class IcebergTable(SparkTable):
             snapshots = self.spark.table(f"{self.name}.snapshots").where(F.col("snapshot_id") == F.lit(self._version()))
             (newest,) = snapshots.select("operation", F.col("summary").getItem(_BATCH).alias("batch_id")).collect()
         except (*SPARK_ERRORS, ValueError):
-            return "somebody else committed"
-        return f"batch {newest['batch_id']}" if newest["batch_id"] else f"somebody's {newest['operation']}"
+            return "another process committed"
+        return f"batch {newest['batch_id']}" if newest["batch_id"] else f"another program's {newest['operation']}"
 
     def _columns(self) -> StructType:
         self._refresh()
         return self.spark.table(self.name).schema
 
     def _refresh(self) -> None:
-        # Iceberg's catalogs remember tables for half a minute.
+        # Iceberg's catalogs cache tables for half a minute.
         self.spark.sql(f"REFRESH TABLE {self.name}").collect()
 
 
 @dataclass(frozen=True, slots=True)
 class _TextPartition:
-    """What a table is partitioned by, of which the values are texts.
+    """A partition of a table whose values are strings.
 
     Attributes:
-        name: What directories are named by.
-        column: The column, or the field inside of one, with dots between the names.
-        width: How many characters of its texts count; all of them where it is None.
+        name: The name of the partition, with which directories begin.
+        column: The column, or a field inside one, with dots between the names.
+        width: The number of characters that count; all of them if it is None.
     """
 
     name: str
@@ -284,10 +296,10 @@ class _TextPartition:
 
 @dataclass(frozen=True, slots=True)
 class _StoredTable:
-    """The table as Iceberg's own library for Java has it.
+    """The table in Iceberg's own library for Java.
 
     Attributes:
-        jvm: Where it runs.
+        jvm: The JVM with the library.
         table: An ``org.apache.iceberg.Table``.
     """
 
@@ -296,7 +308,7 @@ class _StoredTable:
 
     @classmethod
     def of(cls, spark: SparkSession, name: str) -> _StoredTable | None:
-        """Load it; None through Spark Connect, where only Spark reaches it."""
+        """Load it; None through Spark Connect, which gives no access to Java."""
         if (found := iceberg_table(spark, name)) is None:
             return None
         jvm, table = found
@@ -305,13 +317,13 @@ class _StoredTable:
 
     @property
     def takes_files(self) -> bool:
-        """Whether a file that is put beside the table's own can be added as it is."""
+        """Whether a file beside the table's own files can be added as it is."""
         is_plain = self.table.spec().isUnpartitioned() and _ENCRYPTION not in self.table.properties()
         return is_plain and self._uri(self._address(_ANY)).getScheme() in {None, "file"}
 
     @property
     def text_partitions(self) -> list[_TextPartition]:
-        """What it is partitioned by now, as far as those are texts."""
+        """The current partitions with strings as values."""
         schema, found = self.table.schema(), []
         for field in self.table.spec().fields():
             of_texts = _OF_TEXTS.fullmatch(field.transform().toString())
@@ -321,18 +333,18 @@ class _StoredTable:
         return found
 
     def file_schema(self, columns: StructType) -> pa.Schema:
-        """The schema of a file of these columns, with the numbers that the table has given them."""
+        """Return the schema of a file of these columns, with the table's numbers of columns."""
         stored = json.loads(self.jvm.org.apache.iceberg.SchemaParser.toJson(self.table.schema()))
         return pa.schema(list(_with_numbers(pa.struct(list(arrow_schema(columns))), stored)))
 
     def take(self, files: Sequence[StagedParquet], before: int, branch: str, properties: Mapping[str, str]) -> None:
-        """Add files to the table, if its newest snapshot still is the one before.
+        """Add files to the table, if its newest snapshot is still ``before``.
 
         Args:
             files: The files, which are put beside the table's own.
-            before: The snapshot's id.
-            branch: How the branch is called, which nobody ever sees.
-            properties: What the snapshot says in its summary.
+            before: The id of that snapshot.
+            branch: The name of the branch, which exists only inside this transaction.
+            properties: Properties for the summary of the new snapshot.
 
         Raises:
             OSError: A file cannot be put there.
@@ -345,7 +357,7 @@ class _StoredTable:
         for name, value in properties.items():
             appended.set(name, value)
         for file in files:
-            # Each may have a directory of its own.
+            # The location provider may give each file another directory.
             address = self._address(file.path.name)
             file.put_into(Path(self._uri(address).getPath()).parent)
             source = self.table.io().newInputFile(address)
@@ -358,7 +370,7 @@ class _StoredTable:
                 .build()
             )
         appended.commit()
-        # Looked at again when the transaction is: somebody may have committed by then.
+        # Iceberg checks it again when the transaction commits, because another process may commit before that.
         transaction.manageSnapshots().fastForwardBranch("main", branch).commit()
         transaction.manageSnapshots().removeBranch(branch).commit()
         transaction.commitTransaction()
@@ -376,9 +388,9 @@ def _numbered(field: pa.Field, stored: Mapping[str, Any]) -> pa.Field:
 
 
 def _with_numbers(kind: pa.DataType, stored: Any) -> pa.DataType:
-    """A type with the numbers of what is inside of it; what the table lacks, or has otherwise, has none.
+    """Add the table's numbers to a type; parts that the table lacks, or has with another type, get none.
 
-    The table's type is a text, or describes what is inside.
+    ``stored`` is the table's type in Iceberg's JSON: a string for a single value, or an object.
     """
     its = stored["type"] if isinstance(stored, Mapping) else None
     if its == "struct" and pa.types.is_struct(kind):
@@ -403,7 +415,7 @@ def _property(application: Application) -> str:
 
 
 def _properties(application: Application) -> dict[str, str]:
-    """What the snapshot of a batch says in its summary."""
+    """Return the properties for the summary of a batch's snapshot."""
     return {_property(application): str(application.number), _BATCH: application.batch_id}
 
 

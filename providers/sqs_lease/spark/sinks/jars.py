@@ -1,8 +1,8 @@
-"""The jars of native Delta and of Iceberg that the sinks were tested with, by the version of Spark they are made for.
+"""The tested jars of native Delta and of Iceberg, by the version of Spark that they are made for.
 
-Both projects follow a release of Spark by some months, so the newest Spark may have none yet. Spark 4.3 runs neither
-Iceberg's jar for 4.1 (its classes do not load) nor Delta's for 4.2 (reading a table's log fails). What Spark then says
-names a class of Java, so the version is compared before anything starts.
+Both projects follow a release of Spark after some months, so there may be no jars for the newest Spark. Spark 4.3 can
+run neither Iceberg's jar for 4.1 (its classes do not load) nor Delta's for 4.2 (reading a table's log fails). Spark's
+error then only names a class of Java, so the version is checked before anything starts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ DELTA_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What a session needs for native Delta, beside the jars."""
+"""The settings of a session for native Delta, besides the jars."""
 
 ICEBERG_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
-"""What a session needs for Iceberg, beside the jars and a catalog of Iceberg's (``spark.sql.catalog.<name>``)."""
+"""The settings of a session for Iceberg, besides the jars and an Iceberg catalog (``spark.sql.catalog.<name>``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +50,34 @@ TESTED: Final[Mapping[str, Jars]] = {
 
 @runtime_checkable
 class SinkOfJars(Protocol):
-    """A sink of a table that Spark itself writes, with jars."""
+    """A sink for a table that Spark itself writes, with jars."""
 
     def require_spark(self, version: str) -> None:
         """Refuse a Spark for which no jars were tested.
 
         Args:
-            version: Spark's, for example ``4.1.0``; a vendor may have added to it (``4.0.2-amzn-0``).
+            version: Spark's version, for example ``4.1.0``, or with a vendor's addition, ``4.0.2-amzn-0``.
 
         Raises:
-            TableError: None were. It says for which versions some were, and what to do.
+            TableError: There are no tested jars. The text names the versions with tested jars and says what to do.
         """
 
 
-def tested_jars(version: str = pyspark.__version__) -> Jars:  # noqa: PT028 - it is no test
-    """The jars that were tested with a version of Spark: give them to ``spark.jars.packages``.
+def tested_jars(version: str = pyspark.__version__) -> Jars:  # noqa: PT028 - it is not a test
+    """Return the jars that were tested with a version of Spark, for ``spark.jars.packages``.
 
     Args:
-        version: Spark's version; that of the PySpark which is installed, by default.
+        version: Spark's version; by default the version of the installed PySpark.
 
     Raises:
-        TableError: None were tested with it. It says with which versions some were, and what to do.
+        TableError: There are no tested jars. The text names the versions with tested jars and says what to do.
     """
     jars = TESTED.get(".".join(version.split(".")[:2]))
     if jars is None:
         *earlier, newest = TESTED
         raise TableError(
-            f"Spark {version} has no jars of native Delta and Iceberg that were tested: they are made for one version "
-            f"of Spark each, and those for {', '.join(earlier)} and {newest} were. Run one of these "
+            f"no jars of native Delta and Iceberg were tested with Spark {version}: each is made for one version of "
+            f"Spark, and those for {', '.join(earlier)} and {newest} were tested. Run one of these "
             f'(pip install "pyspark=={newest}.*"), or ingest into another table: DeltaSink, ParquetSink and '
             "PostgresSink need no jars, and run on any Spark from 4.0 on"
         )
@@ -85,14 +85,14 @@ def tested_jars(version: str = pyspark.__version__) -> Jars:  # noqa: PT028 - it
 
 
 def require_spark(sink: object, version: str) -> None:
-    """Refuse a Spark that a sink cannot run on; most sinks run on any.
+    """Refuse a version of Spark that a sink cannot run on; most sinks run on any.
 
     Args:
-        sink: The sink; None where there is none.
+        sink: The sink; None if there is none.
         version: Spark's version.
 
     Raises:
-        TableError: The sink needs jars, and none were tested with this version.
+        TableError: The sink needs jars, and there are no tested jars for this version.
     """
     if isinstance(sink, SinkOfJars):
         sink.require_spark(version)

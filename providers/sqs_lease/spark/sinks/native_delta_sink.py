@@ -1,4 +1,14 @@
-"""Delta tables that Spark itself writes, with the jars of Delta: in a catalog or at a path, by append or MERGE."""
+"""Delta tables that Spark itself writes, with the jars of Delta: in a catalog or at a path, by append or MERGE.
+
+Delta knows application transactions: a commit may carry an application's name and a number, and Delta refuses a second
+commit with the same number, also of two processes at the same time. The name is that of the ledger, the number that of
+the admission (:mod:`.write_ahead`). So a batch is taken once. A table may be set to forget these numbers
+(``delta.setTransactionRetentionDuration``); then the rows of the batch are looked for as well.
+
+If the table asks for nothing but files, deltalake adds the staged files in one commit with the same number, without
+Spark (:func:`.delta.schema.is_plain`). Otherwise Spark reads the staged files and writes them with the table's own
+rules.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +45,14 @@ from sqs_lease.spark.sinks.delta.schema import (
 from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.differences import misfits
 from sqs_lease.spark.sinks.jars import tested_jars
-from sqs_lease.spark.sinks.row_rules import Asked, Rule, delta_directories, is_object_store
+from sqs_lease.spark.sinks.row_rules import RowRequirements, Rule, delta_directories, is_object_store
 from sqs_lease.spark.sinks.spark_table import SparkTable, StagedParquet, StagedRows
 from sqs_lease.spark.sinks.staging import StagedFile
 from sqs_lease.spark.sinks.table_sql import write
 from sqs_lease.spark.sinks.write_ahead import Application, WriteAheadTable
 from sqs_lease.spark.spark_errors import SPARK_ERRORS
 
-# How long the table knows the numbers of applications: for ever, unless somebody sets it.
+# The time for which the table remembers the numbers of applications: for ever, unless it is set.
 _RETENTION: Final = "delta.setTransactionRetentionDuration"
 
 
@@ -50,18 +60,19 @@ _RETENTION: Final = "delta.setTransactionRetentionDuration"
 class NativeDeltaSink:
     """A Delta table that Spark writes with Delta's own jars (see :mod:`.jars`).
 
-    Take it where the table is one of a catalog, or has what ``DeltaSink`` cannot write: constraints, mapped columns,
-    liquid clustering, deletion vectors. Each batch is one commit of Spark's, which carries the batch's number as an
-    application transaction of Delta's; Delta itself refuses a second one, also of two processes at the same time.
+    Use it for a table of a catalog, or with features that ``DeltaSink`` cannot write: constraints, mapped columns,
+    liquid clustering, deletion vectors. Each batch is one commit, with the batch's number as an application transaction
+    of Delta: Delta itself refuses a second one, also of two processes at the same time.
 
     Attributes:
-        table: The name of a table in a catalog (``"main.sales.orders"``), or the path of a directory or an address
+        table: The name of a table in a catalog (``"main.sales.orders"``), the path of a directory, or an address
             (``"/data/orders"``, ``"s3a://bucket/orders"``). It is created if it does not exist.
-        partition_by: The columns by which a table that is created is partitioned; a table that is there stays as it is.
-        upsert_by: The key's columns. None, the default, adds every record; with a key, a record replaces the one with
-            the same key, unless that is of a message sent later; sent at the same time, the later batch wins.
-        ledger: Where the ids of the messages are kept, and where rows wait: see :class:`..ledger.Ledger`. It belongs to
-            this table alone. Tables of a catalog need it; others have it in ``_sqs_lease/ledger`` below their path.
+        partition_by: The partition columns of a table that is created. An existing table stays as it is.
+        upsert_by: The key columns. Empty, the default, adds every record. With a key, a record replaces the one with
+            the same key, unless that is from a message that was sent later; of messages sent at the same time, the
+            later batch wins.
+        ledger: The place of the message ids and of staged rows: see :class:`..ledger.Ledger`. No other table may use
+            it. A table of a catalog needs it; other tables have it in ``_sqs_lease/ledger`` below their path.
     """
 
     table: str | Path
@@ -101,10 +112,10 @@ class NativeDeltaSink:
             return Ledger(self.ledger)
         if self._path is None:
             raise TableError(
-                f"table {self.table} is one of a catalog, and its ledger needs a place: give ledger= the path of a "
+                f"table {self.table} is in a catalog, and its ledger needs a place: give ledger= the path of a "
                 "directory that all drivers and executors reach, or an address on S3"
             )
-        # As deltalake calls what Spark calls s3a.
+        # Spark's s3a is deltalake's s3.
         return Ledger(f"{self._path.replace('s3a://', 's3://')}/{OURS}/ledger")
 
 
@@ -120,11 +131,11 @@ class NativeDeltaTable(SparkTable):
         return self._log().table_id
 
     def _as_stored(self, columns: StructType) -> StructType:
-        # It names the column that a Delta table cannot have.
+        # Raises an error that names a column which a Delta table cannot have.
         delta_schema(columns)
         return columns
 
-    def _ask(self) -> Asked:
+    def _read_requirements(self) -> RowRequirements:
         try:
             stored = self._columns()
             log = self._log()
@@ -156,14 +167,14 @@ class NativeDeltaTable(SparkTable):
         for column in stored.fields:
             if limit := column.metadata.get(LENGTH):
                 tests[f"{limit.upper()} of column {column.name}"] = self._length_test(column.name, limit)
-        return Asked(stored, tests, () if is_object_store(log.location) else tuple(log.partition_by))
+        return RowRequirements(stored, tests, () if is_object_store(log.location) else tuple(log.partition_by))
 
     def _length_test(self, name: str, limit: str) -> str:
         length = re.fullmatch(r"(?:var)?char\((\d+)\)", limit)
         if length is None:
             raise SchemaError(
-                f"table {self.name}: column {name} has texts of a limited length inside of it ({limit}), which are not "
-                "looked at: ingest into another table"
+                f"table {self.name}: column {name} has strings of a limited length inside it ({limit}), which are not "
+                "checked: ingest into another table"
             )
         return f"{quoted(name)} IS NULL OR char_length({quoted(name)}) <= {length[1]}"
 
@@ -171,12 +182,13 @@ class NativeDeltaTable(SparkTable):
         return delta_directories(stored, names)
 
     def _take(self, location: str, application: Application) -> None:
-        """One commit; none if the table has the application. If two try at once, Delta refuses the slower one.
+        """Make one commit; none if the table has the application.
 
-        A table that soon forgets its applications does not see that it has one, so its rows are looked for.
+        If two processes try at once, Delta refuses the slower one. A table that forgets its applications does not
+        notice that it has one, so its rows are looked for.
         """
         log, is_own = self._log(), location in self.own
-        # To merge the newest batch twice changes nothing.
+        # Merging the newest batch twice changes nothing.
         is_sure = bool(self.upsert_by) or (is_own and _RETENTION not in log.properties)
         if is_sure and is_own and log.path is not None and self._adopt(location, Path(log.path), application):
             return
@@ -193,20 +205,20 @@ class NativeDeltaTable(SparkTable):
         )
 
     def _adopt(self, location: str, directory: Path, application: Application) -> bool:
-        """Have the table name the staged files themselves, which writes no row again, in one commit without Spark.
+        """Add the staged files themselves in one commit without Spark, so that no row is written twice.
 
-        The commit carries the same number as one of Spark's, and is refused if anybody else commits meanwhile.
+        The commit carries the same number as a commit of Spark's, and is refused if another process commits meanwhile.
 
         Args:
-            location: What this very object staged.
-            directory: The table's.
+            location: A location that this object staged.
+            directory: The table's directory.
             application: The batch.
 
         Returns:
-            Whether the table has the application; False where that takes more than to name files.
+            Whether the table has the application; False if adding files is not enough for this table.
         """
         files = self.staged.files(location)
-        # delta-rs takes a % for an escape.
+        # Delta-rs takes a % for an escape.
         if self.upsert_by or files is None or "%" in str(directory):
             return False
         try:
@@ -215,7 +227,7 @@ class NativeDeltaTable(SparkTable):
             if not is_plain(table.metadata(), schema, table.protocol()):
                 return False
         except (DeltaError, ValueError):
-            # It knows fewer of Delta's features than Spark does.
+            # Deltalake knows fewer of Delta's features than Spark does.
             return False
         if misfits(spark_columns(schema), self.columns):
             return False
@@ -246,22 +258,22 @@ class NativeDeltaTable(SparkTable):
             history = self.spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT 1")
             (newest,) = history.select("version", "operation", "engineInfo").collect()
         except SPARK_ERRORS:
-            return "somebody else committed"
-        return f"{newest['operation']} by {newest['engineInfo'] or 'somebody else'} made version {newest['version']}"
+            return "another process committed"
+        return f"{newest['operation']} by {newest['engineInfo'] or 'another program'} made version {newest['version']}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """What the table's log says.
+    """Content of the table's log.
 
     Attributes:
         version: The table's version.
-        table_id: Its id, which another table never has.
+        table_id: Its id; no other table has it.
         location: The table's address.
-        path: The same as a path of this machine; None where it is on none of its disks.
-        properties: What was set, in any way.
+        path: The address as a path of this machine; None if it is not a local one.
+        properties: The table's properties.
         partition_by: The columns by which it is partitioned.
-        columns: Column -> what the table asks of it.
+        columns: Column -> its metadata, with the rules of the table for it.
     """
 
     version: int
@@ -274,8 +286,8 @@ class _Log:
 
     @classmethod
     def of(cls, spark: SparkSession, name: str, location: str) -> _Log:
-        """Read it."""
-        # It is up to date since Spark has just been asked for the location.
+        """Read the log."""
+        # It is up to date, because Spark was asked for the location a moment ago.
         if (log := delta_log(spark, location)) is None:
             return cls._by_sql(spark, name)
         snapshot = log.unsafeVolatileSnapshot()
@@ -293,7 +305,7 @@ class _Log:
 
     @classmethod
     def _by_sql(cls, spark: SparkSession, name: str) -> _Log:
-        """Read it through Spark Connect, where nothing says what columns are asked."""
+        """Read the log through Spark Connect, which does not give the metadata of columns."""
         (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").collect()
         (newest,) = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").select("version").collect()
         return cls(
@@ -316,7 +328,7 @@ def _note(application: Application) -> str:
 
 
 def _named(file: StagedParquet, path: Path) -> StagedFile:
-    """A file as the table's log has it."""
+    """Describe a file for the table's log."""
     status = path.stat()
     return StagedFile(
         path.name, status.st_size, file.footer.num_rows, {}, int(status.st_mtime * 1000), statistics_of(file.footer)

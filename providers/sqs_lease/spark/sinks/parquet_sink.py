@@ -1,16 +1,16 @@
-"""A directory of plain Parquet files: each batch appears in it as one directory, by one rename, and once.
+"""A directory of plain Parquet files: each batch appears in it once, as one directory, by one rename.
 
 Layout of a table::
 
     <path>/ingested_batch=000000000012-3f9a2c1e/part-*.parquet     the batches, by their numbers in the ledger
     <path>/_sqs_lease/ledger                                       the message ids
-    <path>/_sqs_lease/columns/000001.json                          the columns, a file for each time they were widened
+    <path>/_sqs_lease/columns/000001.json                          the columns, one more file for each widening
     <path>/_sqs_lease/staged/<batch>/<try>                         rows that are not in the table yet
-    <path>/_sqs_lease/applied/<ledger>-<number>                    says that the newest batch is in the table, unless
-                                                                   its rows are staged still
+    <path>/_sqs_lease/applied/<ledger>-<number>                    the mark that the newest batch is in the table,
+                                                                   unless its rows are still staged
 
-Spark, pyarrow and DuckDB's ``*/*.parquet`` pass over what begins with ``_``. A reader that lists the directory while a
-batch comes in sees all of the batch or nothing of it.
+Spark, pyarrow and DuckDB's ``*/*.parquet`` ignore names that begin with ``_``. A reader that lists the directory while
+a batch comes in sees the whole batch or nothing of it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAh
 (NUMBER_COLUMN,) = PARQUET_COLUMNS
 
 _STAGED: Final = f"{OURS}/staged"
-# Every refusal means that somebody else's columns went in; so many in a row, and something is wrong.
+# Each failed try means that another driver widened the table; so many in a row mean that something is wrong.
 _WIDENING_TRIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetSink:
-    """A directory of Parquet files on a local or shared file system, such as other tools read without a table format.
+    """A directory of Parquet files on a local or shared file system, for tools that read no table format.
 
-    Records are added. A directory of files cannot change rows, so there is no upsert; use a Delta table for that.
-    Batches may be compacted or removed by the user at any time, whole directories ``ingested_batch=...`` at once; the
-    ledger still knows their messages.
+    Records are only added: a directory of files cannot change rows. Use a Delta table for upserts. You may compact or
+    remove batches at any time, as whole directories ``ingested_batch=...``; the ledger still knows their messages.
 
     Attributes:
-        path: The directory, which the driver and all executors reach by this path; it is created where it does not
-            exist. S3 and the like cannot rename.
+        path: The directory, which the driver and all executors reach by this path; it is created if it does not exist.
+            It cannot be on S3 or another object store, because these cannot rename.
     """
 
     path: str | Path
@@ -86,7 +85,7 @@ class ParquetTable:
         require_plain(columns, "a directory of Parquet files cannot store")
         for name in columns.names:
             if without_case(name) == NUMBER_COLUMN:
-                raise SchemaError(f"the schema has a column {name!r}, which names the batches: rename it")
+                raise SchemaError(f"the schema has a column {name!r}, which is reserved for batches: rename it")
         table = cls(Path(path).absolute(), columns)
         try:
             _Columns(table.root).require(columns, widen=widen)
@@ -101,7 +100,7 @@ class ParquetTable:
         except OSError as error:
             raise self.place.unusable("cannot be read", error) from error
         if stored is None:
-            raise TableError(f"table {self.root} is gone: somebody removed it while it was used")
+            raise TableError(f"table {self.root} is gone: it was removed while it was used")
         require_unchanged(str(self.root), misfits(stored, self.columns))
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
@@ -125,7 +124,8 @@ class ParquetTable:
                     f"the rows of batch {application.batch_id}, which the ledger has admitted, are gone from "
                     f"{location}: restore them, or ingest into a new directory"
                 )
-            # Before the rename: from then on the user may move the batch away, and only the mark tells where it went.
+            # The mark comes before the rename. After the rename the user may move the batch away, and only the mark
+            # says that it was there.
             self._marks.add(application)
             if waits and not directory.exists():
                 with suppress(FileNotFoundError):  # another process did the same at this moment
@@ -137,7 +137,7 @@ class ParquetTable:
         return None
 
     def version(self) -> int | None:
-        """None: a directory has no versions."""
+        """Return None: a directory has no versions."""
         return None
 
     def discard(self, location: str) -> None:
@@ -168,12 +168,12 @@ class ParquetTable:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a table, as numbered files of which the last one counts."""
+    """The columns of a table: numbered files, of which the last one counts."""
 
     root: Path
 
     def require(self, columns: StructType, *, widen: bool) -> None:
-        """Check columns against the table's; write them down where there is no table, or it is to be widened."""
+        """Compare columns with the table's; write them if there is no table, or if it must be widened."""
         for _ in range(_WIDENING_TRIES):
             number, stored = self.newest()
             if stored is None:
@@ -188,14 +188,14 @@ class _Columns:
         raise TableError(f"the columns of table {self.root} changed {_WIDENING_TRIES} times while it was opened")
 
     def newest(self) -> tuple[int, StructType | None]:
-        """The number of the last file and the columns in it; 0 and None where there is no table."""
+        """Return the number of the last file and the columns in it; 0 and None if there is no table."""
         files = sorted((self.root / OURS / "columns").glob("[0-9]*.json"))
         if not files:
             return 0, None
         return int(files[-1].stem), StructType.fromJson(json.loads(files[-1].read_text("utf-8")))
 
     def _publish(self, number: int, columns: StructType) -> bool:
-        """Write a file that is not there yet; False if somebody else was faster."""
+        """Write a file that does not exist yet; False if another process was faster."""
         directory = self.root / OURS / "columns"
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{uuid4().hex}"
@@ -213,7 +213,7 @@ class _Columns:
         if self.root.exists() and not self.root.is_dir():
             raise TableError(f"{self.root} is a file: give the path of a directory for the table")
         has_others = self.root.is_dir() and any(entry.name != OURS for entry in self.root.iterdir())
-        # Another driver may have made the table, and brought a batch, a moment ago.
+        # Another driver may have created the table and stored a batch a moment ago.
         if has_others and self.newest()[1] is None:
             raise TableError(
                 f"{self.root} has files in it that were not ingested: give the path of a directory that is empty or "
@@ -222,7 +222,7 @@ class _Columns:
 
 
 def _flush(path: Path) -> None:
-    """Have a file, or the names in a directory, survive a power failure."""
+    """Make a file, or the names in a directory, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

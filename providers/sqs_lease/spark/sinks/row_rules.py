@@ -1,7 +1,8 @@
-"""What a table that Spark writes asks of its rows, looked at before they are staged: constraints, names of directories.
+"""Rules of a table that Spark writes, checked before rows are staged: constraints, and names of directories.
 
-Once a batch is admitted, all its rows have to go in. So each row is looked at beforehand, in the pass that parses it,
-and one that the table would refuse rejects its message.
+When the ledger has admitted a batch, the table has to take all its rows: one row that it refuses would stop this batch
+and every later one. So each row is checked before that, in the pass that parses it, and a row that the table would
+refuse rejects its message, with the name of the rule. That takes no second pass over the messages.
 """
 
 from __future__ import annotations
@@ -23,26 +24,25 @@ from sqs_lease.spark.columns import NULL_DIRECTORY
 from sqs_lease.spark.schemas import quoted
 
 Rule = tuple[str, Column]
-"""What the reason calls it, and the test: a row for which it is false or null is refused."""
+"""The name of a rule in a reason, and the test: a row with false or null is refused."""
 
-# Of a file's name, on nearly every file system.
+# The longest name of a file on nearly every file system.
 _NAME_BYTES: Final = 255
-# Of one character in there, at most: four bytes, each as % and two digits.
+# The most bytes for one character in such a name: four bytes, each written as % and two digits.
 _CHARACTER_BYTES: Final = 12
-# What Spark writes as % and two digits in the name of a partition's directory.
+# The characters that Spark writes as % and two digits in the name of a partition's directory.
 _ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a table asks of its rows at one moment.
+class RowRequirements:
+    """Requirements of a table for its rows, as they are at one moment.
 
     Attributes:
-        columns: Its columns.
-        tests: What a reason calls a rule -> the test as SQL has it.
+        columns: The columns of the table.
+        tests: The name of each rule, as a reason has it, and its test in SQL.
         directories: The columns whose values name directories.
-        file_schema: How a file of rows is to be written so that the table can have it as it is; None, the default, as
-            the columns say.
+        file_schema: The schema of a file that the table can take as it is; None, the default, for that of the columns.
     """
 
     columns: StructType = field(default_factory=StructType)
@@ -52,7 +52,7 @@ class Asked:
 
 
 def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rule]) -> DataFrame:
-    """Name the rule that a row breaks in its reason, where it has none yet; what it lacks of the table's is null."""
+    """Fill in the reason of rows that break a rule and have no reason yet; columns that they lack count as null."""
     if not rules:
         return rows
     given = rows.columns
@@ -63,12 +63,12 @@ def judged(rows: DataFrame, reason: str, stored: StructType, rules: Sequence[Rul
 
 
 def is_object_store(location: str) -> bool:
-    """Whether directories are only parts of a key there."""
+    """Whether a location is in an object store, where directories are only parts of a key."""
     return location.startswith(("s3:", "s3a:", "s3n:", "gs:", "abfs:", "abfss:", "wasbs:"))
 
 
 def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
-    """That the texts by which a Delta table is partitioned can be names of directories, and come back."""
+    """Yield the rules that partition values of a Delta table can be names of directories, and be read back."""
     for name, text, longest in _texts(columns, partition_by):
         escaped = F.regexp_replace(text, _ESCAPED, "%00")
         yield (
@@ -81,36 +81,36 @@ def delta_directories(columns: StructType, partition_by: Sequence[str]) -> Itera
 
 
 def not_empty(names: Sequence[str]) -> Iterator[Rule]:
-    """That columns of texts by which a Delta table is partitioned, and which must not be null, have no empty text."""
+    """Yield the rules that NOT NULL partition columns have no empty string, which Delta reads as null."""
     for name in names:
         yield f"the partition value of {name} is empty, which is a null there", F.col(quoted(name)) != ""
 
 
 def merge_directories(names: Sequence[str]) -> Iterator[Rule]:
-    """That the texts by which a Delta table is partitioned can be names of directories: a merge makes some."""
+    """Yield the rules that partition values of a Delta table can be names of directories, which a merge makes."""
     for name in names:
         text = F.col(quoted(name))
-        # It writes all but letters, digits and -._~ as % and two digits.
+        # A merge escapes all characters except letters, digits and -._~ as % and two digits.
         escaped = F.regexp_replace(F.url_encode(text), "[+*]", "%00")
         yield _too_long(name), text.isNull() | (F.octet_length(escaped) <= _longest(name))
 
 
 def iceberg_directories(columns: StructType, partition_by: Sequence[str]) -> Iterator[Rule]:
-    """That the texts by which an Iceberg table is partitioned can be names of directories."""
+    """Yield the rules that partition values of an Iceberg table can be names of directories."""
     for name, text, longest in _texts(columns, partition_by):
         yield _too_long(name), text.isNull() | (F.octet_length(F.url_encode(text)) <= longest)
 
 
 def too_long_for_iceberg(name: str, text: str, width: int | None) -> Mapping[str, str]:
-    """The same for a partition that is no column under its own name, as :attr:`Asked.tests` has it.
+    """Make the same rule for a partition that has another name than its column, for :attr:`RowRequirements.tests`.
 
     Args:
-        name: What directories are named by.
-        text: The text, as SQL has it.
-        width: How many of its characters count; all of them where it is None.
+        name: The name of the partition, which directories begin with.
+        text: The string, in SQL.
+        width: The number of characters that count; all of them if it is None.
 
     Returns:
-        The rule; nothing where no text is too long.
+        The rule; empty if no string can be too long.
     """
     if width is not None and _CHARACTER_BYTES * width <= _longest(name):
         return {}
@@ -119,14 +119,14 @@ def too_long_for_iceberg(name: str, text: str, width: int | None) -> Mapping[str
 
 
 def _texts(columns: StructType, partition_by: Sequence[str]) -> Iterator[tuple[str, Column, int]]:
-    """The columns of texts among those: name, value, and how many bytes of it the name of a directory takes."""
+    """Yield the string columns among those: name, value, and the most bytes of it in the name of a directory."""
     for name in partition_by:
         if name in columns.names and isinstance(columns[name].dataType, StringType):
             yield name, F.col(quoted(name)), _longest(name)
 
 
 def is_directory(name: str, text: str) -> bool:
-    """Whether deltalake can name a directory by the text in a column, and read it back."""
+    """Whether deltalake can name a directory by a string in a column, and read it back."""
     return text != NULL_DIRECTORY and len(quote(text, safe="")) <= _longest(name)
 
 
@@ -140,37 +140,37 @@ def _too_long(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EmptyTexts:
-    """Finds in a task the rows of which Spark has to say that :func:`not_empty` refuses them."""
+    """Test in a task for rows that :func:`not_empty` refuses; Spark then gives the reason."""
 
     names: Sequence[str]
 
     def __call__(self, rows: pa.Table) -> pa.Array:
-        """Say of each row whether it is one."""
+        """Return for each row whether the rule refuses it."""
         return _any_of(rows, (pc.equal(rows[name], text_scalar("")) for name in self.names))
 
 
 @dataclass(frozen=True, slots=True)
 class DoubtfulDirectories:
-    """Finds in a task the rows of which only Spark can say whether their texts can be names of directories.
+    """Test in a task for rows with strings that may not be names of directories; only Spark can decide about them.
 
     Attributes:
-        names: The columns of texts by which a table is partitioned.
+        names: The string columns by which a table is partitioned.
     """
 
     names: Sequence[str]
 
     @classmethod
     def of(cls, columns: StructType, partition_by: Sequence[str]) -> DoubtfulDirectories:
-        """For rows of these columns in a table that is partitioned by those."""
+        """Make the test for rows of these columns in a table that is partitioned by ``partition_by``."""
         texts = {field.name for field in columns.fields if isinstance(field.dataType, StringType)}
         return cls([name for name in partition_by if name in texts])
 
     def __call__(self, rows: pa.Table) -> pa.Array:
-        """Say of each row whether it is one."""
+        """Return for each row whether it is doubtful."""
         return _any_of(rows, (self._doubtful(name, rows[name]) for name in self.names))
 
     def _doubtful(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        # No byte is written as more than three characters.
+        # A byte takes at most three characters.
         longest = _longest(name) // 3
         long = pc.greater(pc.binary_length(texts), int_scalar(longest))
         special = pc.or_(pc.match_substring(texts, "\0"), pc.equal(texts, text_scalar(NULL_DIRECTORY)))
@@ -179,5 +179,5 @@ class DoubtfulDirectories:
 
 
 def _any_of(rows: pa.Table, found: Iterator[pa.ChunkedArray]) -> pa.ChunkedArray:
-    nobody = pa.chunked_array([pa.repeat(bool_scalar(False), rows.num_rows)])
-    return reduce(pc.or_, (pc.fill_null(one, bool_scalar(False)) for one in found), nobody)
+    no_row = pa.chunked_array([pa.repeat(bool_scalar(False), rows.num_rows)])
+    return reduce(pc.or_, (pc.fill_null(one, bool_scalar(False)) for one in found), no_row)

@@ -1,12 +1,12 @@
-"""What a sink is: a table that takes a batch's rows and its message ids in one commit, and knows which it has.
+"""The protocols of a sink: a table that takes a batch's rows and message ids in one commit, and knows its messages.
 
-`Sink` is a value: it says which table. ``open`` makes a `Table` of it, and ingestion then calls the verbs of that in
-the order they stand in here, ``look_up`` and ``commit`` again whenever somebody else was faster.
+`Sink` is a value that describes a table. ``open`` makes a `Table` from it. Ingestion then calls the methods of `Table`
+in the order in which they stand here, and repeats ``look_up`` and ``commit`` after a conflict.
 
-Who writes a sink for another kind of table has two ways. Where the table's own transactions can take rows and message
-ids together (a database), implement these two protocols. Where they cannot (files, a table format that commits one
-table at a time), implement the smaller ones of `write_ahead`, which keeps the message ids in a ledger of its own.
-`sqs_lease.testing.sink_contract` holds the tests that both must pass.
+There are two ways to write a sink for another kind of table. If a transaction of the table can take rows and message
+ids together (a database), implement these two protocols. If it cannot (files, a table format that commits one table at
+a time), implement the smaller ones of `write_ahead`, which keeps the message ids in a ledger of its own.
+`sqs_lease.testing.sink_contract` has the tests that both kinds must pass.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ INGESTED: Final = "ingested"
 """Outcome of a message whose records are in the table."""
 
 EMPTY: Final = "empty"
-"""Outcome of a message that has nothing to store, and is done."""
+"""Outcome of a valid message without a record, which is done."""
 
 REJECTED: Final = "rejected"
-"""Outcome of a message that was put into the rejects table instead, and is done."""
+"""Outcome of a message that was stored in the table of rejects instead, and is done."""
 
 REMEMBERED: Final = timedelta(days=29)
-"""How long after its admission a batch is known.
+"""The time for which a table remembers a batch after its admission.
 
-SQS keeps a message for 14 days at most (its retention period). In the dead-letter queue of a standard queue these days
-go on; in that of a FIFO queue they begin anew.
+SQS keeps a message for at most 14 days (its retention period). In the dead-letter queue of a standard queue, the time
+before the move counts; in the dead-letter queue of a FIFO queue, the period starts again.
 """
 
 STAGED_KEPT: Final = timedelta(days=2)
-"""When staged rows are taken for what a killed try left behind: SQS lets no lease last longer than 12 hours."""
+"""The age at which staged rows must be from a killed try: a lease of SQS lasts at most 12 hours."""
 
 LOOKED_UP: Final = pa.schema(
     [pa.field("message_id", pa.string(), nullable=False), pa.field("sent_at", pa.timestamp("us", tz="UTC"))]
 )
-"""What is asked of a table: messages, with the time they were sent; null where the service did not say."""
+"""The columns of a look-up: messages, with the times at which they were sent; null if the service did not say."""
 
 ENTRIES: Final = pa.schema(
     [
@@ -53,7 +53,7 @@ ENTRIES: Final = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-"""What a table keeps of each message of a batch: one of the outcomes above, and why it was rejected."""
+"""The columns of entries: what a table keeps of each message, with an outcome above and the reason for a reject."""
 
 KNOWN: Final = pa.schema(
     [
@@ -63,13 +63,13 @@ KNOWN: Final = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-"""What a table answers: the messages that it knows, by which batch, and what became of them."""
+"""The columns of the answer to a look-up: the messages that the table knows, their batches and their outcomes."""
 
 
-class Overtaken(Exception):  # noqa: N818 - an answer to a commit rather than an error
-    """Somebody else committed after the look-up: nothing was committed. Look again, then try again.
+class CommitConflict(Exception):  # noqa: N818 - an answer to a commit rather than an error
+    """Answer to a commit: another process committed after the look-up, and this commit changed nothing.
 
-    Its text, if it has one, says who that was, for the log.
+    The caller looks up again and tries again. The text, if there is one, names the other commit for the log.
     """
 
 
@@ -78,7 +78,7 @@ class Staged:
     """Rows that were written where no reader of the table sees them yet.
 
     Attributes:
-        location: Where they are, in the sink's own terms; another process must find them by it.
+        location: Their place, in the sink's own notation. Other processes must find them by it.
         message_ids: The message id of every row, read back from what was written (``string``).
     """
 
@@ -88,12 +88,12 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What one commit brings into a table.
+    """Content of one commit to a table.
 
     Attributes:
         batch_id: The batch.
-        entries: Its messages that the table did not know, as :data:`ENTRIES`.
-        staged: Their rows; None where none of them has any.
+        entries: The messages of the batch that the table did not know, as :data:`ENTRIES`.
+        staged: Their rows; None if no message has a row.
     """
 
     batch_id: str
@@ -102,15 +102,15 @@ class Admission:
 
 
 class LookUp(Protocol):
-    """What a table knew at one moment."""
+    """Answer of a table at one moment."""
 
     @property
     def version(self) -> int | None:
-        """The table's version, where it has versions."""
+        """The table's version, if it has versions."""
 
     @property
     def known(self) -> pa.Table:
-        """The messages asked for that the table knows, as :data:`KNOWN`: each once."""
+        """The messages of the look-up that the table knows, as :data:`KNOWN`, each once."""
 
 
 LookUpT = TypeVar("LookUpT", bound=LookUp)
@@ -120,21 +120,21 @@ class Table(Protocol[LookUpT]):
     """An open table. It belongs to the thread that opened it."""
 
     def look_up(self, messages: pa.Table) -> LookUpT:
-        """Find out which messages the table knows.
+        """Find the messages that the table knows.
 
-        A commit that somebody else left half-done is finished first, so what is known is really in the table.
+        A commit that a killed process left half-done is completed first, so known messages are really in the table.
 
         Args:
             messages: As :data:`LOOKED_UP`, each once.
 
         Raises:
-            TableError: The table cannot be read, or the half-done commit cannot be finished.
+            TableError: The table cannot be read, or the half-done commit cannot be completed.
         """
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """Write rows in exactly one Spark action, and leave the table as it is.
+        """Write rows in exactly one Spark action, without changing the table.
 
-        A try that fails leaves nothing behind. Tries of one batch may run at the same time.
+        A try that fails must remove its rows. Several tries of one batch may run at the same time.
 
         Args:
             rows: The columns that the table was opened with, in that order.
@@ -142,56 +142,56 @@ class Table(Protocol[LookUpT]):
         """
 
     def commit(self, looked_up: LookUpT, admission: Admission) -> int | None:
-        """Add the rows and the entries, all or none, if nobody committed entries since the look-up.
+        """Add the rows and the entries, all or none, if no other entries were committed since the look-up.
 
         Returns:
-            The table's new version, where it has versions.
+            The table's new version, if it has versions.
 
         Raises:
-            Overtaken: Somebody else committed; nothing was.
+            CommitConflict: Another process committed first; this commit changed nothing.
             BatchIdReusedError: The table has messages of this batch id that were not among those looked up.
-            TableError: It cannot be written. If the entries were committed all the same, the next look-up shows it.
+            TableError: The table cannot be written. If the commit succeeded all the same, the next look-up shows it.
         """
 
     def discard(self, staged: Staged) -> None:
-        """Remove staged rows, unless a commit took them. It never fails because of what it cannot remove."""
+        """Remove staged rows, unless a commit took them. It does not raise if it cannot remove them."""
 
 
 Rest: TypeAlias = Callable[[pa.Table], DataFrame | None]
-"""Takes the messages that tasks made no rows of, as :data:`.batch_parts.LEFT`, and plans the rows of those among them
-that are not rejected; the columns are those for :meth:`Table.stage`. None where all are rejected."""
+"""Takes the messages without rows from the tasks, as :data:`.batch_parts.LEFT`, and plans the rows of those that are
+not rejected, with the columns for :meth:`Table.stage`. Returns None if all are rejected."""
 
 
 @runtime_checkable
 class PartsTable(Protocol):
-    """A table that also takes rows which Spark's tasks make themselves."""
+    """A table that also takes rows which Spark's tasks make themselves (:mod:`..batch_parts`)."""
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
-        """Write the rows of a batch in one Spark action, and in one more where messages were left.
+        """Write the rows of a batch in one Spark action, and in a second one if tasks left messages.
 
-        Otherwise as :meth:`Table.stage`.
+        Otherwise see :meth:`Table.stage`.
 
         Args:
             spark: The session.
             parts: Makes rows, in the tasks.
-            rest: Called once where tasks made no rows of some messages.
+            rest: Called once if tasks made no rows of some messages.
             batch_id: The batch.
 
         Returns:
-            All rows; None where this table is not written so, and :meth:`Table.stage` is to be called.
+            All rows; None if this table is not written in this way, so that :meth:`Table.stage` must be called.
         """
 
 
 @runtime_checkable
 class JudgingTable(Protocol):
-    """A table that knows beforehand which rows it would refuse."""
+    """A table that can tell before staging which rows it would refuse."""
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
-        """Say of each row why the table would refuse it; ingestion then rejects its message.
+        """Fill in the reason of each row that the table would refuse; ingestion then rejects its message.
 
         Args:
-            rows: As for :meth:`Table.stage`, with a column more.
-            reason: The name of that: null for rows of which nothing is known yet. It is to name a rule, and no value.
+            rows: As for :meth:`Table.stage`, with one more column.
+            reason: The name of that column: null for rows without a reason so far. A reason names a rule, and no value.
         """
 
 
@@ -199,14 +199,14 @@ class Sink(Protocol):
     """Says which table, and how it is to be written."""
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> Table[Any]:
-        """Look at the table, and create it if it does not exist.
+        """Open the table, and create it if it does not exist.
 
         Args:
             spark: The session.
-            columns: All columns of the table, those of `columns` included.
-            widen: Whether columns that the table lacks are to be added to it; they must be nullable.
-                Then the table may also have nullable columns that are not in `columns`, which stay null: another driver
-                may have added them a moment ago.
+            columns: All columns of the table: those of a record and those that ingestion adds.
+            widen: Whether to add columns that the table lacks; they must be nullable. The table may then also have
+                nullable columns that are not in ``columns``, which stay null: another driver may have added them a
+                moment ago.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.

@@ -1,4 +1,10 @@
-"""A table that Spark itself writes, in whichever format: rows wait beside its ledger, and one statement takes them."""
+"""A table that Spark itself writes, in any format: rows wait beside its ledger, and one statement takes them.
+
+There are two ways into such a table. If the table asks for nothing but files (no partitions, no upsert, no rules of its
+own), the staged files are put beside the table's own and named in one commit, so that no row is written twice. In all
+other cases Spark reads the staged files and writes the rows: the table format itself then applies its partitions,
+merges and rules. The subclasses decide, for Delta in :mod:`.native_delta_sink` and for Iceberg in :mod:`.iceberg_sink`.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +33,24 @@ from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.places import Place
 from sqs_lease.spark.schemas import arrow_schema, nullable, quoted
 from sqs_lease.spark.sinks.differences import differences, misfits, require_fit, require_taken, require_unchanged
-from sqs_lease.spark.sinks.row_rules import Asked, DoubtfulDirectories, Rule, judged
+from sqs_lease.spark.sinks.row_rules import DoubtfulDirectories, RowRequirements, Rule, judged
 from sqs_lease.spark.sinks.sink import Rest, Staged
 from sqs_lease.spark.sinks.staging import Staging, Written, new_try, nothing_left, stage_directory
 from sqs_lease.spark.sinks.table_sql import add_columns, create_table, partition
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, first_line
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 
 _STAGED: Final = "_staged"
 _S3A: Final = re.compile("^s3://")
 _NOTHING_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
-# What Delta and Iceberg say when somebody else wrote the table, and Spark when that was this very batch, whose rows
+# Texts of Delta and Iceberg after a concurrent write, and of Spark if that write was this very batch, whose staged rows
 # were then removed.
 _COLLISIONS: Final = ("Concurrent", "CommitFailed", "Cannot fast-forward", "FILE_NOT_EXIST")
 
 
 def is_empty(location: str) -> bool:
-    """Whether no row was staged at a location: nothing may be there then, and a table has nothing to take."""
+    """Whether a location has no rows: there need not be a file then, and the table has nothing to take."""
     return location.endswith("#0")
 
 
@@ -53,7 +59,7 @@ class StagedParquet:
     """One file of staged rows, in a directory that all share.
 
     Attributes:
-        path: Where it is. No two staged files have the same name.
+        path: Its path. Two staged files never have the same name.
         footer: Its Parquet footer.
     """
 
@@ -61,13 +67,13 @@ class StagedParquet:
     footer: pq.FileMetaData
 
     def put_into(self, directory: Path) -> Path:
-        """Have it in another directory, too, under its own name; nothing happens where it is there already.
+        """Put the file into another directory as well, under its own name. If it is there already, nothing happens.
 
-        The file that is staged may be removed afterwards, and the other one stays: it is a second link to the same
-        bytes, or a copy where the file system has no such links.
+        The result is a second link to the same bytes, or a copy if the file system has no links, so it stays when the
+        staged file is removed.
 
         Raises:
-            OSError: It cannot be put there.
+            OSError: The file cannot be put there.
         """
         target = directory / self.path.name
         if target.exists():
@@ -79,7 +85,7 @@ class StagedParquet:
             copied = directory / f".{uuid4().hex}-{target.name}"
             shutil.copyfile(self.path, copied)
             copied.replace(target)
-        # What removes files that the table does not have goes by their age, and these rows may have waited for long.
+        # Clean-ups remove old files that the table does not have, and these rows may have waited for a long time.
         os.utime(target)
         return target
 
@@ -88,9 +94,9 @@ class StagedParquet:
 class StagedRows:
     """Rows that wait beside a ledger until the table has taken them, and the marks of those that it took.
 
-    A batch's rows are Parquet files below ``_staged`` in the ledger's directory. When the table has them, that is
-    marked beside them, and only then they are removed: so rows that are not there either have their mark, or were
-    removed by somebody else. Spark writes and reads the rows; all else is done through the ledger's own file system.
+    A batch's rows are Parquet files below ``_staged`` in the ledger's directory. When the table has them, a mark is
+    written, and only then they are removed. So rows that are missing either have a mark, or were removed by a user.
+    Spark writes and reads the rows; everything else goes through the ledger's own file system.
     """
 
     spark: SparkSession
@@ -117,20 +123,20 @@ class StagedRows:
         write: Callable[[Staging], Written],
         is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
     ) -> Staged:
-        """As :meth:`write`, in a directory that the tasks reach, too: see :func:`.staging.stage_directory`."""
+        """Stage rows as :meth:`write` does, in a directory that tasks reach: see :func:`.staging.stage_directory`."""
         directory, message_ids = stage_directory(Path(self.directory), batch_id, schema, write, is_left)
         return Staged(f"{directory}#{len(message_ids)}", message_ids)
 
     def read(self, location: str) -> DataFrame | None:
-        """The rows at a location; None where they are not all there any more.
+        """Read the rows at a location; None if some of them are missing.
 
         Args:
-            location: What :meth:`write` returned, here or in another process.
+            location: The location that :meth:`write` returned, here or in another process.
         """
         directory, _, count = location.rpartition("#")
         try:
             rows = read_parquet(self.spark, directory)
-            # Parquet's footers say it.
+            # Spark answers this from the footers.
             found = rows.count()
         except AnalysisException as error:
             if error.getCondition() in _NOTHING_THERE:
@@ -139,10 +145,10 @@ class StagedRows:
         return rows if found == int(count) else None
 
     def files(self, location: str) -> Sequence[StagedParquet] | None:
-        """The files at a location; None where they are not all there, or this process reaches them only by Spark.
+        """Return the files at a location; None if some are missing, or if only Spark can reach them.
 
         Raises:
-            OSError: One cannot be read.
+            OSError: A file cannot be read.
         """
         if not self.place.is_local:
             return None
@@ -151,18 +157,18 @@ class StagedRows:
         return found if sum(one.footer.num_rows for one in found) == int(count) else None
 
     def remove(self, location: str) -> None:
-        """Remove rows that the table has taken, or will not be told to take."""
+        """Remove rows that the table has taken, or that it will never be told to take."""
         self._remove(location.rpartition("#")[0])
 
     @property
     def directory(self) -> str:
-        """An absolute path, or an address as Spark takes it: below a name that ``vacuum`` leaves alone."""
-        # Spark calls it by the name of the file system that ships with it.
+        """The absolute path, or the address in Spark's notation; ``vacuum`` leaves a directory of this name alone."""
+        # Spark's name for S3 is that of Hadoop's file system.
         return f"{_S3A.sub('s3a://', self.place.uri)}/{_STAGED}"
 
     @property
     def marks(self) -> AppliedMarks:
-        """Which applications the table is known to have taken; it may have taken one that nobody could mark."""
+        """The marks of taken applications. If a process was killed, the table may have taken one without a mark."""
         return AppliedMarks(self.place, f"{_STAGED}/applied")
 
     def _remove(self, directory: str) -> None:
@@ -176,11 +182,11 @@ class SparkTable(ABC):
     Attributes:
         spark: The session.
         name: The table's name, quoted.
-        upsert_by: The key's columns; none to append.
-        staged: Where rows wait.
-        columns: What is written into it.
-        asked: What it asked of its rows when it was opened.
-        own: What this very object staged, and of which nothing says that somebody else might have taken it.
+        upsert_by: The key columns; empty to append.
+        staged: The rows that wait.
+        columns: The columns that are written.
+        requirements: The requirements for its rows when it was opened.
+        own: Locations that this object staged, and that no other process can have taken.
     """
 
     spark: SparkSession
@@ -188,17 +194,17 @@ class SparkTable(ABC):
     upsert_by: tuple[str, ...]
     staged: StagedRows
     columns: StructType
-    asked: Asked = field(default_factory=Asked, kw_only=True)
+    requirements: RowRequirements = field(default_factory=RowRequirements, kw_only=True)
     own: set[str] = field(default_factory=set, kw_only=True)
 
     format_name: ClassVar[str]
-    """As ``USING`` has it."""
+    """The format's name in ``USING``."""
 
     needs: ClassVar[str]
-    """What a session needs to write such a table, for people."""
+    """The jars and settings of a session that writes such a table, for error texts."""
 
     def prepared(self, partition_by: Sequence[str], *, widen: bool) -> Self:
-        """Create the table if it does not exist, compare its columns, add those that it lacks, and see what it asks.
+        """Create the table if it does not exist, compare its columns, add missing ones, and read its requirements.
 
         Raises:
             SchemaError: The table has other columns, or cannot have these.
@@ -212,7 +218,7 @@ class SparkTable(ABC):
             try:
                 self.spark.sql(statement).collect()
             except SPARK_ERRORS as error:
-                # Somebody else may be creating it at this moment.
+                # Another process may be creating it at this moment.
                 if self._columns_or_none() is None:
                     raise self.unusable("cannot be created", error) from error
             stored = self._columns()
@@ -224,16 +230,16 @@ class SparkTable(ABC):
             except SPARK_ERRORS as error:
                 if not set(wanted.names) <= set(self._columns().names):
                     raise self.unusable("cannot take more columns", error) from error
-        return replace(self, asked=self._ask())
+        return replace(self, requirements=self._read_requirements())
 
     def require_fit(self) -> None:
         """See :class:`.write_ahead.CheckedTarget`."""
-        now = self._ask()
-        # By what came meanwhile, no row was judged.
-        tests = [name for name, test in now.tests.items() if self.asked.tests.get(name) != test]
-        directories = [f"partitions by {name}" for name in now.directories if name not in self.asked.directories]
+        now = self._read_requirements()
+        # No row was checked against rules that were added meanwhile.
+        tests = [name for name, test in now.tests.items() if self.requirements.tests.get(name) != test]
+        directories = [f"partitions by {name}" for name in now.directories if name not in self.requirements.directories]
         differs = misfits(now.columns, self._as_stored(self.columns))
-        require_unchanged(self.name, differs + [f"it has got {rule}" for rule in (*tests, *directories)])
+        require_unchanged(self.name, differs + [f"it now has {rule}" for rule in (*tests, *directories)])
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
         """See :meth:`.write_ahead.TargetTable.stage`."""
@@ -241,11 +247,11 @@ class SparkTable(ABC):
 
     def stage_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest, batch_id: str) -> Staged | None:
         """See :class:`.sink.PartsTable`."""
-        # Spark has to look at every row where the table has rules of its own; and some places only Spark reaches.
-        if self.asked.tests or not self.staged.place.is_local:
+        # If the table has rules of its own, Spark must check every row. Some places can be reached only by Spark.
+        if self.requirements.tests or not self.staged.place.is_local:
             return None
-        doubtful = DoubtfulDirectories.of(self.columns, self.asked.directories)
-        schema = arrow_schema(self.columns) if self.asked.file_schema is None else self.asked.file_schema
+        doubtful = DoubtfulDirectories.of(self.columns, self.requirements.directories)
+        schema = arrow_schema(self.columns) if self.requirements.file_schema is None else self.requirements.file_schema
         staged = self.staged.write_files(
             batch_id, schema, lambda staging: staging.write_parts(spark, parts, rest), doubtful
         )
@@ -257,14 +263,14 @@ class SparkTable(ABC):
 
     def judged(self, rows: DataFrame, reason: str) -> DataFrame:
         """See :class:`.sink.JudgingTable`."""
-        tests = [(name, F.expr(test)) for name, test in self.asked.tests.items()]
-        stored = self.asked.columns
-        return judged(rows, reason, stored, [*tests, *self._directory_rules(stored, self.asked.directories)])
+        tests = [(name, F.expr(test)) for name, test in self.requirements.tests.items()]
+        stored = self.requirements.columns
+        return judged(rows, reason, stored, [*tests, *self._directory_rules(stored, self.requirements.directories)])
 
     def apply(self, location: str, application: Application) -> int | None:
         """See :meth:`.write_ahead.TargetTable.apply`."""
         try:
-            with among_others(f"table {self.name}") as others:
+            with while_contended(f"table {self.name}") as writers:
                 while not is_empty(location) and not self.staged.marks.has(application):
                     before = None
                     try:
@@ -273,9 +279,9 @@ class SparkTable(ABC):
                     except (*SPARK_ERRORS, DeltaError, OSError) as error:
                         if not self._is_for_others(error, before):
                             raise self.unusable("cannot be written", error) from error
-                        # It may have been somebody who completed this very batch.
+                        # The other process may have completed this very batch.
                         self.own.discard(location)
-                        others.again(self._newest_commit())
+                        writers.pause(self._newest_commit())
                     else:
                         self.staged.marks.add(application)
                         self.staged.marks.remove_old_tries(_STAGED, application)
@@ -297,7 +303,7 @@ class SparkTable(ABC):
         self.staged.remove(location)
 
     def unusable(self, what: str, error: Exception) -> TableError:
-        """The error that says what is wrong with the table, and what to look at."""
+        """Make the error that says what is wrong with the table, and what to check."""
         return TableError(
             f"table {self.name} {what}: {first_line(error)}. Check that the session has {self.needs} (they are named "
             "in sqs_lease.spark.sinks.jars), and may write there"
@@ -305,28 +311,28 @@ class SparkTable(ABC):
 
     @abstractmethod
     def _as_stored(self, columns: StructType) -> StructType:
-        """Columns as the format has them.
+        """Translate columns to those that the format stores.
 
         Raises:
-            SchemaError: It cannot have one of them.
+            SchemaError: The format cannot store one of them.
         """
 
     @abstractmethod
-    def _ask(self) -> Asked:
-        """What the table asks of its rows now.
+    def _read_requirements(self) -> RowRequirements:
+        """Read what the table requires of its rows now.
 
         Raises:
-            SchemaError: It does not take a column that is written.
-            TableError: It cannot be read, or not be written in this way.
+            SchemaError: The table does not take a column that is written.
+            TableError: The table cannot be read, or cannot be written in this way.
         """
 
     @abstractmethod
     def _directory_rules(self, stored: StructType, names: Sequence[str]) -> Iterator[Rule]:
-        """That texts can be names of directories.
+        """Yield the rules that strings can be names of directories.
 
         Args:
             stored: The table's columns.
-            names: Those whose values name directories.
+            names: The columns whose values name directories.
         """
 
     @abstractmethod
@@ -334,22 +340,22 @@ class SparkTable(ABC):
         """Take staged rows, if the table does not have them yet.
 
         Raises:
-            SPARK_ERRORS, DeltaError, OSError: It did not. Somebody else may have written it meanwhile.
+            SPARK_ERRORS, DeltaError, OSError: It did not take them. Another process may have written it meanwhile.
         """
 
     @abstractmethod
     def _version(self) -> int | None:
-        """The table's version now."""
+        """Read the table's version."""
 
     @abstractmethod
     def _newest_commit(self) -> str:
-        """What is known of the last writer."""
+        """Return what is known of the last writer."""
 
     def _rows(self, location: str, application: Application) -> DataFrame | None:
-        """Staged rows with all columns of the table; None where it has taken them meanwhile.
+        """Read staged rows, with all columns of the table; None if the table has taken them meanwhile.
 
         Raises:
-            TableError: They are gone, or the table was changed and would bend them.
+            TableError: The rows are gone, or the table was changed and would convert them.
         """
         rows = self.staged.read(location)
         if rows is None:
@@ -357,17 +363,17 @@ class SparkTable(ABC):
                 return None
             raise TableError(
                 f"table {self.name}: the rows of batch {application.batch_id}, which was admitted, have gone from "
-                f"{location.rpartition('#')[0]}. Nothing but ingestion may remove what is there: restore it, or start "
+                f"{location.rpartition('#')[0]}. Only ingestion may remove files there: restore them, or start "
                 "a new table with a new ledger"
             )
         stored = self._columns()
-        # Parquet files do not say which columns have no nulls; the table itself looks for them.
+        # Staged files do not say which columns are NOT NULL; the table itself checks that.
         require_taken(self.name, misfits(nullable(stored), self._as_stored(rows.schema)))
         lacking = [F.lit(None).cast(one.dataType).alias(one.name) for one in stored if one.name not in rows.columns]
         return rows.select(*map(quoted, rows.columns), *lacking)
 
     def _is_for_others(self, error: Exception, before: int | None) -> bool:
-        """Whether the table was not written because somebody else wrote it."""
+        """Whether the write failed because another process wrote the table."""
         if any(sign in str(error) for sign in _COLLISIONS):
             return True
         try:
@@ -380,7 +386,7 @@ class SparkTable(ABC):
 
     def _location(self) -> str:
         described = self.spark.sql(f"DESCRIBE TABLE EXTENDED {self.name}").where("col_name = 'Location'").collect()
-        # After the columns, of which one may be called the same.
+        # The last row, because a column of the table may have the same name.
         location: str = described[-1]["data_type"]
         return location
 
@@ -388,5 +394,5 @@ class SparkTable(ABC):
         try:
             return self._columns()
         except AnalysisException:
-            # It may be there and be unreadable; then it cannot be created either, and that error says why.
+            # The table may exist and be unreadable. Then creating it fails, and that error says why.
             return None

@@ -1,10 +1,20 @@
-"""Writes a batch's rows as Parquet files that no table names yet, in one Spark action.
+"""Staging of a batch's rows as Parquet files that no table names yet, in one Spark action, for all tables of files.
 
-Spark's tasks make the rows of their parts of a batch and write them with pyarrow. Rows that Spark itself made it writes
-itself on a file system that all share; on S3 it would need jars for that, so there each task writes its rows with
-pyarrow, too. A task answers with the files that it wrote: only the answers of tasks that Spark took count, so what was
-written by a task that was repeated, or run twice, is named by nobody. Which messages have rows is read back from these
-files.
+**The writers.** Spark's tasks make the rows of their parts of a batch (:mod:`..batch_parts`) and write them with
+pyarrow. Rows that Spark itself made are written by Spark on a shared file system. On S3 Spark would need jars for that,
+so each task writes them with pyarrow there.
+
+**Repeated tasks.** Spark may repeat a task, or run it twice at the same time. So two files never have the same name,
+and a task answers with the files that it wrote. Only the answers that Spark took count; all other files are never
+named. If a whole directory is taken, the files that count are first moved into a directory of their own, because a task
+that Spark has given up may still write beside them.
+
+**Message ids.** Which messages have rows is read back from the files. Sending a million ids through Spark took a tenth
+of the time of an ingestion, and told only what a task believed. The driver must be able to read what the tasks wrote,
+and raises an error if it cannot.
+
+**Dictionaries.** Columns whose values do not repeat get no dictionary: trying one for each took as long as writing the
+file.
 """
 
 from __future__ import annotations
@@ -37,21 +47,21 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Rest
 from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
 
-# Rows that a task of Spark's holds before it writes them as one row group.
+# The bytes of rows that a task holds before it writes them as one row group.
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-# Of which the first file's columns are looked at for values that repeat.
+# The number of first rows by which a file decides which columns have values that repeat.
 _SAMPLED_ROWS: Final = 10_000
-# Rows that a task made itself and holds until it has sorted them.
+# The bytes of rows that a task holds to sort them by partition.
 _SORTED_BYTES: Final = 128 * 1024 * 1024
-# Few rows have the same one, and trying a dictionary all the same costs 5 % of the job.
+# Columns whose values hardly repeat; trying a dictionary for them all the same costs 5 % of the job.
 _UNIQUE: Final = (MESSAGE_ID, SENT_AT)
 _SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
-"""Where in the directory of a try Spark writes the rows of messages that its tasks left."""
+"""The directory, inside that of a try, for rows that Spark makes of messages that its tasks left."""
 
-# Files of one batch of which the message ids are read at once: on S3, each takes some round trips.
+# The number of files whose message ids are read at once: on S3, each takes some round trips.
 _READ_AT_ONCE: Final = 16
-# Of each of them: about a row group, which is faster than several in one batch.
+# The number of ids that are read at once from a file: about a row group, which is faster than several together.
 _IDS_AT_ONCE: Final = 30_000
 
 _IDS: Final = pa.schema([(MESSAGE_ID, pa.string())])
@@ -68,12 +78,11 @@ class StagedFile:
     Attributes:
         path: Relative to the place.
         size: Bytes.
-        rows: How many rows.
-        partition_values: Column -> value as Delta writes it, for a partitioned table.
-        modified_milliseconds: When it was written, in milliseconds since 1970.
-        statistics: What the table keeps of a file so that readers may skip it. The driver makes it of the footer when
-            it reads the file's message ids: some values in there can be had by way of pandas only, which a task would
-            import for them.
+        rows: The number of rows.
+        partition_values: Column -> value in Delta's notation, for a partitioned table.
+        modified_milliseconds: The time of writing, in milliseconds since 1970.
+        statistics: Statistics for the table, by which readers can skip the file. The driver makes them from the footer
+            when it reads the message ids: a task would have to import pandas for some of the values.
     """
 
     path: str
@@ -86,30 +95,30 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written."""
+    """Result of staging: the files, and the message id of every row."""
 
     files: Sequence[StagedFile]
     message_ids: pa.ChunkedArray
 
 
 def nothing_left(rows: pa.Table) -> pa.ChunkedArray:
-    """For tables that take every row."""
+    """Leave no row to Spark: for tables that take every row."""
     return pa.chunked_array([pa.repeat(bool_scalar(False), rows.num_rows)])
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Writes the files of one try of a batch. It is pickled to the tasks.
+    """Instructions for writing the files of one try of a batch. Spark pickles them to the tasks.
 
     Attributes:
-        place: Where.
+        place: The location of the table.
         directory: The directory of the try, relative to the place.
-        schema: All columns, as Arrow has them.
+        schema: The Arrow schema of all columns.
         partition_by: The columns by which the files are partitioned.
-        statistics: Makes of a file's footer what the table keeps of it; nothing, by default.
-        is_left: Says which rows tasks leave to Spark, which says whether the table refuses them, and why.
-        is_read_once: Whether the files are for this program only, which reads them once: then tasks write what is
-            fastest to write and to read, without the statistics for other readers.
+        statistics: Makes the statistics of a file from its footer; empty by default.
+        is_left: Tells which rows the tasks leave to Spark, which decides whether the table refuses them, and why.
+        is_read_once: Whether only this program reads the files, and once: tasks then write what is fastest to write and
+            to read, without statistics for other readers.
     """
 
     place: Place
@@ -125,7 +134,7 @@ class Staging:
         if self.place.is_local and not self.partition_by:
             return self._write_by_spark(rows)
         try:
-            # Which does not name directories after values: not every value can be one's name.
+            # Tasks do not name directories after values, because some values cannot be names.
             return self._write_by_tasks(rows)
         except SPARK_ERRORS as error:
             if not (self.place.is_local and cannot_run_this(error)):
@@ -133,7 +142,7 @@ class Staging:
             return self._write_by_spark(rows)
 
     def write_parts(self, spark: SparkSession, parts: BatchParts, rest: Rest) -> Written:
-        """Write the rows that Spark's tasks make of their parts of a batch, and those that Spark makes of the rest."""
+        """Write the rows that tasks make of their parts of a batch, and the rows that Spark makes of the rest."""
         task = _PartTask(self, parts)
         answers = spark.range(0, parts.count, 1, parts.tasks(spark)).mapInArrow(task, _ANSWER).toArrow()
         written = self.read_back(_files_of(answers))
@@ -174,23 +183,23 @@ class Staging:
 
     def _write_by_tasks(self, rows: DataFrame) -> Written:
         """Let each of Spark's tasks write its rows."""
-        # Some names mean something else to Spark than a column, such as those with a dot.
+        # Spark does not take every name for a column, for example a name with a dot.
         numbered = {name: f"c{number}" for number, name in enumerate(self.schema.names)}
         rows = rows.toDF(*numbered.values())
         if self.partition_by:
-            # So a task has one file open at a time.
+            # Sorted, so that a task has one file open at a time.
             rows = rows.sortWithinPartitions(*(numbered[name] for name in self.partition_by))
         return self.read_back(_files_of(rows.mapInArrow(self._write_rows, _ANSWER).toArrow()))
 
     def _write_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In a task: write the rows that Spark hands over."""
+        """Write the rows that Spark passes to a task."""
         writer = TaskWriter(self)
         for batch in batches:
             yield from map(_answer, writer.write(pa.Table.from_batches([batch])))
         yield from map(_answer, writer.finish())
 
     def read_back(self, files: Sequence[StagedFile]) -> Written:
-        """These files with their statistics, and the ids of the messages that have rows in them."""
+        """Read the statistics of files, and the ids of the messages with rows in them."""
         described: list[StagedFile] = []
 
         def message_ids() -> Iterator[pa.Table]:
@@ -205,7 +214,7 @@ class Staging:
         try:
             with (
                 self.place.file_system().open_input_file(file.path) as source,
-                # Reading ahead is for places where each read is a request. It holds the column of a whole file.
+                # Reading ahead holds the column of a whole file in memory. It pays only if each read is a request.
                 pq.ParquetFile(source, pre_buffer=not self.place.is_local) as parquet,
             ):
                 batches = parquet.iter_batches(_IDS_AT_ONCE, columns=[MESSAGE_ID], use_threads=False)
@@ -225,7 +234,7 @@ def _files_of(answers: pa.Table) -> list[StagedFile]:
 
 
 def _answer(file: StagedFile | None, left: pa.Table | None = None) -> pa.RecordBatch:
-    """One row of the answers."""
+    """Make one row of a task's answer."""
     encoded = repeated_text(None if file is None else msgspec.json.encode(file).decode(), 1)
     left = no_rows(LEFT) if left is None else left
     columns = [one_list(column.combine_chunks()) for column in left.columns]
@@ -234,7 +243,7 @@ def _answer(file: StagedFile | None, left: pa.Table | None = None) -> pa.RecordB
 
 @dataclass(frozen=True, slots=True)
 class _PartTask:
-    """Makes the rows of the parts whose numbers Spark hands over, and writes them."""
+    """Task that makes the rows of the parts with the given numbers, and writes them."""
 
     staging: Staging
     parts: BatchParts
@@ -265,15 +274,15 @@ class _PartTask:
 
 
 def _sorted(tables: Sequence[pa.Table], partition_by: Sequence[str]) -> pa.Table:
-    """So a task has one file open at a time."""
+    """Concatenate tables, sorted by partition, so that a task has one file open at a time."""
     together = pa.concat_tables(tables)
     return together.sort_by([(name, "ascending") for name in partition_by]) if partition_by else together
 
 
 class TaskWriter:
-    """Writes the rows of one task, one file for each partition of the table.
+    """Writer for the rows of one task, with one file for each partition of the table.
 
-    No two files have the same name, whichever task, or try of a task, writes them.
+    Two files never have the same name, whichever task, or try of a task, writes them.
     """
 
     def __init__(self, staging: Staging) -> None:
@@ -283,9 +292,9 @@ class TaskWriter:
         self._open: _OpenFile | None = None
 
     def write(self, rows: pa.Table) -> Iterator[StagedFile]:
-        """Take rows, sorted by the partition columns; yields each file that is complete by now.
+        """Write rows that are sorted by the partition columns, and yield each file that is complete by now.
 
-        Their columns have the order of the schema, whatever they are called.
+        The columns of the rows must be in the order of the schema; their names do not matter.
         """
         rows = rows.rename_columns(self._staging.schema.names).cast(self._staging.schema)
         for partition, part in self._parts(rows):
@@ -298,7 +307,7 @@ class TaskWriter:
             self._open.add(part.select(self._stored.names))
 
     def finish(self) -> Iterator[StagedFile]:
-        """Complete the file that is still open, if one is."""
+        """Complete the file that is still open, if there is one."""
         if self._open is not None:
             yield self._open.close()
             self._open = None
@@ -319,7 +328,7 @@ class TaskWriter:
 
 
 class _OpenFile:
-    """One Parquet file while it is written; it exists when it is closed."""
+    """One Parquet file while it is written. It is complete when it is closed."""
 
     def __init__(self, files: Any, schema: pa.Schema, staging: Staging, partition: tuple[str | None, ...]) -> None:
         self.partition = partition
@@ -368,20 +377,20 @@ class _OpenFile:
             compression="lz4" if self._staging.is_read_once else "snappy",
             write_statistics=not self._staging.is_read_once,
             store_decimal_as_integer=True,
-            # Trying a dictionary where values do not repeat takes as long as writing them.
+            # Trying a dictionary for values that do not repeat takes as long as writing them.
             use_dictionary=_repeating(rows.slice(0, _SAMPLED_ROWS)),
             metadata_collector=self._footers,
         )
 
 
 def _repeating(rows: pa.Table) -> list[str]:
-    """The Parquet columns in which most values stand at least twice."""
+    """Return the Parquet columns in which most values occur at least twice."""
     columns = (leaf for name in rows.column_names for leaf in _leaves(name, rows[name].combine_chunks()))
     return [path for path, values in columns if 2 * len(pc.unique(values)) <= len(values)]
 
 
 def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """The columns that Parquet makes of one, with their values."""
+    """Yield the columns that Parquet makes of one column, with their values."""
     kind = values.type
     if pa.types.is_struct(kind):
         for number, field in enumerate(kind):
@@ -396,13 +405,13 @@ def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _partition_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values as Delta's log has them, in which an empty text is a null."""
+    """Write values in the notation of Delta's log, in which an empty string is a null."""
     texts = pc.cast(column, pa.string())
     return pc.if_else(pc.equal(texts, text_scalar("")), pa.nulls(1, pa.string())[0], texts)
 
 
 def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
-    """The partition that the directories of a file stand for, as Spark names them."""
+    """Read the partition from the names that Spark gave the directories of a file."""
     values: dict[str, str | None] = {}
     for directory in directories:
         name, _, value = directory.partition("=")
@@ -411,14 +420,14 @@ def _partition_values(directories: Sequence[str]) -> dict[str, str | None]:
 
 
 def new_try(batch_id: str) -> str:
-    """The directory of a try of a batch that begins, relative to that of all batches."""
+    """Name the directory of a new try of a batch, relative to the directory of all batches."""
     return f"{directory_name(batch_id)}/{uuid4().hex}"
 
 
 def directory_name(batch_id: str) -> str:
-    """A name for the batch's files: readable, unique, and of characters that every file system and Spark take.
+    """Make a directory name from a batch id: readable, unique, and with characters that Spark and file systems accept.
 
-    A batch id may be anything, for example an Airflow run id with its colons and plus signs.
+    A batch id may be any string, for example an Airflow run id with colons and plus signs.
     """
     readable = re.sub(r"[^A-Za-z0-9]+", "-", batch_id).strip("-")[:_SHOWN_CHARACTERS]
     return f"{readable or 'batch'}-{hashlib.sha256(batch_id.encode()).hexdigest()[:16]}"
@@ -431,22 +440,22 @@ def stage_directory(
     write: Callable[[Staging], Written],
     is_left: Callable[[pa.Table], pa.ChunkedArray] = nothing_left,
 ) -> tuple[Path, pa.ChunkedArray]:
-    """Write the rows of one try of a batch into a directory with nothing else in it: it can be taken as a whole.
+    """Write the rows of one try of a batch into a directory with nothing else in it, which can be taken as a whole.
 
-    A try that fails leaves nothing.
+    A try that fails removes its files.
 
     Args:
-        root: The directory for those of all tries, which the driver and all executors reach by this path.
+        root: The parent directory of all tries, which the driver and all executors reach by this path.
         batch_id: The batch.
         schema: All columns.
         write: Writes the rows.
-        is_left: As of :class:`Staging`.
+        is_left: See :class:`Staging`.
 
     Returns:
         The directory, and the message id of every row.
     """
     place, own = Place(str(root)), new_try(batch_id)
-    # A task that nobody waits for any more may still write: not where the rows are taken from.
+    # A task that Spark has given up may still write. It writes into this directory, and not into the one that is taken.
     staging = Staging(place, f"{own}-tasks", schema, is_left=is_left)
     target = root / own
     try:

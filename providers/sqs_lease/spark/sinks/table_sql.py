@@ -1,4 +1,4 @@
-"""SQL for tables: names, columns, and the conditions and the statement by which the newest message wins."""
+"""SQL for tables: names, columns, and the statement by which the newest message of a key wins."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ IS_AS_NEW: Final = (
     f"t.`{SENT_AT}` IS NULL OR s.`{SENT_AT}` >= CASE WHEN t.`{BATCH_ID}` = s.`{BATCH_ID}` THEN t.`{SENT_AT}` "
     f"ELSE date_trunc('MILLISECOND', t.`{SENT_AT}`) END"
 )
-"""The condition that a new row ``s`` replaces the row ``t`` of its key: by a message that was not sent earlier.
+"""The condition that a new row ``s`` replaces the row ``t`` of its key: its message was not sent earlier.
 
-Each batch counts the microseconds of a FIFO queue's messages from 0.
+The microseconds of a FIFO queue's messages are counted from 0 in each batch (:mod:`..batch_file`), so they are compared
+only within a batch.
 """
 
 _TRANSFORM: Final = re.compile(
@@ -32,13 +33,13 @@ _TRANSFORM: Final = re.compile(
 
 
 def literal(text: str) -> str:
-    """A text, for SQL."""
+    """Write a string literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def type_of(kind: DataType) -> str:
-    """A type as SQL writes it. What is inside of a column may always be null."""
+    """Write a type in SQL. Everything inside a column is nullable."""
     if isinstance(kind, StructType):
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {type_of(field.dataType)}' for field in kind.fields)}>"
     if isinstance(kind, ArrayType):
@@ -49,7 +50,7 @@ def type_of(kind: DataType) -> str:
 
 
 def create_table(table: str, columns: StructType, *, using: str, partition_by: Sequence[str]) -> str:
-    """The statement that makes a table where there is none; its name and what it is partitioned by are quoted."""
+    """Write the statement that creates a table if it does not exist; its name and partitions must be quoted."""
     fields = ", ".join(
         f"{quoted(field.name)} {type_of(field.dataType)}{'' if field.nullable else ' NOT NULL'}"
         for field in columns.fields
@@ -59,7 +60,7 @@ def create_table(table: str, columns: StructType, *, using: str, partition_by: S
 
 
 def append_missing(table: str, rows: str, batch_id: str) -> str:
-    """The statement that adds the rows of messages of which the table has none by this batch."""
+    """Write the statement that adds the rows of messages without rows of this batch in the table."""
     message, batch = quoted(MESSAGE_ID), quoted(BATCH_ID)
     return (
         f"MERGE INTO {table} t USING {rows} s ON t.{message} = s.{message} AND t.{batch} = {literal(batch_id)} "
@@ -68,17 +69,17 @@ def append_missing(table: str, rows: str, batch_id: str) -> str:
 
 
 def add_columns(table: str, columns: StructType) -> str:
-    """The statement that adds columns, all of them nullable."""
+    """Write the statement that adds columns, all of them nullable."""
     fields = ", ".join(f"{quoted(field.name)} {type_of(field.dataType)}" for field in columns.fields)
     return f"ALTER TABLE {table} ADD COLUMNS ({fields})"
 
 
 def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
-    """The statement by which the newest message of each key wins.
+    """Write the statement by which the newest message of each key wins.
 
-    Messages that were sent in the same millisecond, or of which nobody knows when, give way to the later batch; a
-    message of which nobody knows when it was sent gives way to any other. Both names are quoted; the new
-    rows are one of each key.
+    Of messages that were sent in the same millisecond the later batch wins. A message without a time loses against
+    every other; of two without a time the later batch wins. Both names must be quoted, and the new rows must be one for
+    each key.
     """
     return (
         f"MERGE INTO {table} t USING {rows} s ON {same_key(upsert_by)} "
@@ -87,12 +88,12 @@ def merge_newest(table: str, rows: str, upsert_by: Sequence[str]) -> str:
 
 
 def same_key(upsert_by: Sequence[str]) -> str:
-    """The condition that a row ``t`` of the table and a new one ``s`` have the same key."""
+    """Write the condition that a row ``t`` of the table and a new row ``s`` have the same key."""
     return " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert_by)
 
 
 def newest_of_each_key(rows: DataFrame, upsert_by: Sequence[str]) -> DataFrame:
-    """Keep of the rows with one key that of the message sent last; of several of those, the one with the last id."""
+    """Keep one row for each key: of the message sent last, and of several of those, the one with the highest id."""
     newest_first = Window.partitionBy(*map(quoted, upsert_by)).orderBy(
         F.col(SENT_AT).desc_nulls_last(), F.col(MESSAGE_ID).desc()
     )
@@ -108,16 +109,16 @@ def write(
     *,
     unless_of: str | None = None,
 ) -> None:
-    """Write rows into a table in one statement: add them, or have the newest of each key win.
+    """Write rows into a table in one statement: add them, or let the newest of each key win.
 
     Args:
         spark: The session.
         table: The table's name, quoted.
         rows: The rows.
-        upsert_by: The key's columns; none to add rows.
-        settings: What the session is to be set to meanwhile.
-        unless_of: Rows are only added where the table has none of this batch of the same message. None, the default,
-            adds them without a look.
+        upsert_by: The key columns; empty to add rows.
+        settings: Settings of the session for this statement.
+        unless_of: A batch: rows of a message are added only if the table has no rows of that message from this batch.
+            None, the default, adds them without this check.
     """
     view = f"sqs_lease_{uuid4().hex}"
     (newest_of_each_key(rows, upsert_by) if upsert_by else rows).createOrReplaceTempView(view)
@@ -135,10 +136,10 @@ def write(
 
 
 def partition(text: str, columns: StructType) -> str:
-    """What stands in ``PARTITIONED BY`` for a column, or a transform of one such as ``days(_sent_at)``.
+    """Write the part of ``PARTITIONED BY`` for a column, or for a transform of one such as ``days(_sent_at)``.
 
     Raises:
-        SchemaError: It is neither, or there is no such column.
+        SchemaError: The text is neither, or there is no such column.
     """
     found = _TRANSFORM.fullmatch(text)
     name = found["column"] if found else text

@@ -1,14 +1,22 @@
-"""Exactly once for tables that cannot take message ids in their own commits: a ledger beside them, written first.
+"""Exactly once for tables that cannot take message ids in their own commits: a ledger is written ahead of the table.
+
+No table format commits two tables at once, so the ledger of message ids comes first:
 
 1. The batch's rows are staged as files that the table does not name.
-2. The ledger admits the batch: one commit names its messages and where the rows are. It is refused if anybody else was
-   admitted since the look-up. From here on the batch will be in the table, whichever process dies.
-3. The table takes the staged rows, once however often it is told to: each application has a number, and the table
-   remembers in the same commit the highest one it took.
+2. The ledger admits the batch: one commit has the ids of its messages and the location of the rows. It is refused if
+   another batch was admitted since the look-up. From here on the batch will be in the table, whichever process dies.
+3. The table takes the staged rows: once, however often it is told to. Each admission has a number, and the table
+   remembers the highest number that it took, in the same commit as the rows.
 
-A process that dies after step 2 leaves a batch half-done; the next look-up, by anybody, finishes it before it answers.
-So at most the newest batch of the ledger is ever half-done. Should the table never take it, :meth:`.Ledger.abandon`
-gives it up, and its messages may come again.
+A process that dies after step 2 leaves the batch half-done. The next look-up, by any process, completes it before it
+answers. So only the newest batch of a ledger can be half-done, and a reader of the table sees a batch whole or not at
+all.
+
+A table may refuse an admitted batch for good: a rule was added between step 1 and step 3, or the staged rows were
+removed. Then every later batch waits. A process cannot decide whether the table has taken a part, so a person gives the
+batch up with :meth:`.Ledger.abandon`, and its messages may come again.
+
+A table in PostgreSQL needs none of this, because one transaction takes rows and ids.
 """
 
 from __future__ import annotations
@@ -37,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Which batch a table is told to take.
+    """An admitted batch for the table to take.
 
     Attributes:
-        ledger_id: The ledger that numbers the batches: another one may start again at 1.
-        number: Rises by each batch that the ledger admits; a table that took this number, or a higher one, of this
-            ledger has the batch.
+        ledger_id: The ledger that numbers the batches; another ledger starts again at 1.
+        number: The number of the admission. A table that took this number of this ledger, or a higher one, has the
+            batch.
         batch_id: The batch.
     """
 
@@ -58,22 +66,22 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class AppliedMarks:
-    """Which applications a table is known to have taken, beside what the table itself remembers of them.
+    """Marks of the applications that a table has taken, besides the table's own memory of them.
 
-    A table may forget: Delta drops the numbers of applications at its next checkpoint when
-    ``delta.setTransactionRetentionDuration`` has passed. A batch that is told to it again then would be there twice.
-    The marks are files named ``<ledger>-<number>``, of which the newest of each ledger counts.
+    A table may forget: Delta drops the numbers of applications at a checkpoint after
+    ``delta.setTransactionRetentionDuration``. If it were then told to take the batch again, the batch would be there
+    twice. The marks are files named ``<ledger>-<number>``; the newest of each ledger counts.
 
     Attributes:
-        place: Where the table or its ledger lies.
-        directory: Where they are, relative to it. Nothing else is in there.
+        place: The location of the table, or of its ledger.
+        directory: The directory of the marks, relative to the place. It has no other files.
     """
 
     place: Place
     directory: str
 
     def has(self, application: Application) -> bool:
-        """Whether an application was taken, or a later one, which is admitted only after it.
+        """Whether an application was taken, or a later one, which can only come after it.
 
         Raises:
             TableError: The directory cannot be listed.
@@ -84,7 +92,7 @@ class AppliedMarks:
             raise self.place.unusable("cannot be read", error) from error
 
     def add(self, application: Application) -> None:
-        """Write down that the table has an application; its rows may go from where they waited, and the marks before.
+        """Write down that the table has an application. Its staged rows may then be removed, and older marks are.
 
         Raises:
             TableError: The file cannot be written.
@@ -97,24 +105,25 @@ class AppliedMarks:
                 stream.write(b"applied\n")
             for name in self._names(application):
                 if name < application.mark:
-                    with suppress(OSError):  # another process removed it at this moment; a mark too many does no harm
+                    with suppress(OSError):  # another process removed it at this moment; an old mark does no harm
                         files.delete_file(f"{self.directory}/{name}")
         except (DeltaError, OSError) as error:
             raise self.place.unusable("cannot be written", error) from error
 
     def remove_old_tries(self, directory: str, application: Application) -> None:
-        """Remove what killed tries of any batch left, once nobody can be at work on it.
+        """Remove the files of killed tries of any batch, when they are so old that no process can still use them.
 
-        Call it when the table has taken the newest admission, and that is marked: so all before it were taken, and
-        nothing old will be asked for. How old files are is told by the time of the mark, which has the same clock: a
-        driver's own may be days ahead, and would take what others write for old.
+        Call it when the table has taken the newest admission and the mark of that is written: then all admissions
+        before it were taken as well, and nothing needs old files. The age of files is counted from the time of that
+        mark, which comes from the clock of the same file system. A driver's own clock may be days ahead, and the files
+        of other drivers would look old.
 
         Args:
             directory: The directory of all batches, relative to the place.
-            application: The newest.
+            application: The newest application.
         """
         try:
-            # None where a later one has taken its place.
+            # None if a later mark has replaced it.
             now = self.place.file_system().get_file_info(self._file_of(application)).mtime
             for batch in self._directories_in(directory) if now is not None else ():
                 for one in self._directories_in(batch.path):
@@ -122,13 +131,15 @@ class AppliedMarks:
                     if written is not None and written < now - STAGED_KEPT:
                         self.place.remove(one.path)
         except (DeltaError, OSError) as error:
-            logger.warning("what killed tries left in %s was not removed, which is tried again: %s", self.place, error)
+            logger.warning(
+                "files of killed tries in %s were not removed; the next batch tries again: %s", self.place, error
+            )
 
     def _directories_in(self, directory: str) -> list[Any]:
         return [entry for entry in self.place.entries(directory) if entry.type == pafs.FileType.Directory]
 
     def _newest_in(self, directory: str) -> datetime | None:
-        """When the newest file was written: a bucket has no directories, and so no time of theirs."""
+        """Return the time of the newest file: a bucket has no directories, and so no times of directories."""
         selector = pafs.FileSelector(directory, allow_not_found=True, recursive=True)
         found = self.place.file_system().get_file_info(selector)
         return max((file.mtime for file in found if file.mtime is not None), default=None)
@@ -144,59 +155,59 @@ class AppliedMarks:
 class TargetTable(Protocol):
     """An open table that takes staged rows.
 
-    It may remove the rows that it durably has, and what other tries of their batch had staged before, for those are not
-    admitted any more; and nothing else that somebody staged, for the ledger may have admitted it.
+    It may remove staged rows that it has taken, and the staged rows of other tries of the same batch, which cannot be
+    admitted any more. It must not remove any other staged rows: the ledger may have admitted them.
     """
 
     def stage(self, rows: DataFrame, batch_id: str) -> Staged:
-        """See :meth:`.sink.Table.stage`. What it writes must outlive this process."""
+        """See :meth:`.sink.Table.stage`. The files must outlive this process."""
 
     def apply(self, location: str, application: Application) -> int | None:
         """Take the rows at a location, all or none, and once: nothing happens if the table has this application.
 
-        Several processes may do this at the same time, and another one than the one that staged the rows.
+        Several processes may call it at the same time, and other processes than the one that staged the rows.
 
         Returns:
-            The version of the table that has them, where it has versions.
+            The version of the table that has the rows, if it has versions.
 
         Raises:
-            TableError: It cannot be written; the next driver that looks tries it again.
+            TableError: The table cannot be written; the next driver that looks up tries again.
         """
 
     def version(self) -> int | None:
-        """The table's version now, where it has versions."""
+        """Return the table's version, if it has versions."""
 
     def discard(self, location: str) -> None:
-        """Remove staged rows that the ledger does not name. It never fails because of what it cannot remove."""
+        """Remove staged rows that the ledger does not have. It does not raise if it cannot remove them."""
 
 
 @runtime_checkable
 class CheckedTarget(Protocol):
-    """A table that others may change while a batch is on its way into it."""
+    """A table that may be changed while a batch is on its way into it."""
 
     def require_fit(self) -> None:
-        """Look once more, right before a batch is admitted, whether the table takes rows as they were staged.
+        """Check once more, right before a batch is admitted, that the table takes rows as they were staged.
 
         Raises:
-            SchemaError: It has other columns by now.
-            TableError: It cannot be written any more.
+            SchemaError: The table has other columns by now.
+            TableError: The table cannot be written any more.
         """
 
 
 @runtime_checkable
 class IdentifiedTarget(Protocol):
-    """A table that can be told from others, so that its ledger is used for no other one."""
+    """A table with an id, so that its ledger is not used for another table."""
 
     def identity(self) -> str | None:
-        """What the table keeps when it is renamed or moved, and another one never has; None where it is not known.
+        """Return the id, which stays when the table is renamed or moved; None if it is unknown.
 
         Raises:
-            TableError: It cannot be read.
+            TableError: The table cannot be read.
         """
 
 
 class Target(Protocol):
-    """Says which table, and how it is to be written."""
+    """The description of a table, and of how to write it."""
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> TargetTable:
         """See :meth:`.sink.Sink.open`."""
@@ -204,12 +215,12 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WriteAheadLookUp:
-    """What the ledger knew at one moment; the table had all of it.
+    """Answer of the ledger at one moment. The table had taken all its batches.
 
     Attributes:
-        version: The table's version, where it has versions.
-        known: As :data:`.sink.KNOWN`.
-        snapshot: The ledger's version.
+        version: The table's version, if it has versions.
+        known: The messages that the ledger has, as :data:`.sink.KNOWN`.
+        snapshot: The version of the ledger.
     """
 
     version: int | None
@@ -219,11 +230,11 @@ class WriteAheadLookUp:
 
 @dataclass(frozen=True, slots=True)
 class WriteAheadSink:
-    """Makes a sink of a target and a ledger.
+    """Sink from a target and a ledger.
 
     Attributes:
         target: The table.
-        ledger: Its ledger, which belongs to no other table: see :class:`IdentifiedTarget`.
+        ledger: Its ledger, which must not belong to another table: see :class:`IdentifiedTarget`.
     """
 
     target: Target
@@ -246,7 +257,7 @@ class WriteAheadTable:
         """Open the ledger of an open table.
 
         Raises:
-            TableError: It cannot be opened, or is the ledger of another table.
+            TableError: The ledger cannot be opened, or belongs to another table.
         """
         return cls(target, ledger.open(target.identity() if isinstance(target, IdentifiedTarget) else None))
 
@@ -283,7 +294,7 @@ class WriteAheadTable:
             )
         location = None if admission.staged is None else admission.staged.location
         if location is not None and isinstance(self.target, CheckedTarget):
-            # Once it is admitted, all later batches wait for the table to take it.
+            # The last chance: after the admission, all later batches wait until the table takes this one.
             self.target.require_fit()
         admitted = self.ledger.admit(snapshot, batch_id, admission.entries, location)
         version = self._apply(snapshot.ledger_id, admitted)
@@ -295,8 +306,8 @@ class WriteAheadTable:
         try:
             named = self.ledger.snapshot().may_name(staged.location)
         except TableError as error:
-            # Better left over than taken from a batch that was admitted.
-            logger.warning("left over, perhaps: %s (%s)", staged.location, error)
+            # The batch may have been admitted, so its rows must stay.
+            logger.warning("staged rows may be left over: %s (%s)", staged.location, error)
             return
         if not named:
             self.target.discard(staged.location)

@@ -1,4 +1,4 @@
-"""Messages of any kind, made into records by a function of the user's own, of Arrow's batches or of DataFrames."""
+"""Sources for messages of any kind: a user's function makes records from Arrow batches or from DataFrames."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from sqs_lease.spark.sources.source import FixedSource
 from sqs_lease.spark.sources.whole_bodies import TextChecker
 
 Parser = Callable[[pa.RecordBatch], Any]
-"""Takes a record batch of messages; gives a record batch or a table of records, or several of them in any iterable."""
+"""Takes a record batch of messages; returns a record batch or a table of records, or an iterable of them."""
 
 GIVEN: Final = (batch_file.MESSAGE_ID, batch_file.BODY, batch_file.SENT_AT, batch_file.MESSAGE_ATTRIBUTES)
-"""The columns of the messages that a parser gets."""
+"""The columns of the messages for a function."""
 
 ANSWERED_ID: Final = "message_id"
-"""The column of a parser's answer that says which message a row is of."""
+"""The column of a function's answer with the message id of a row."""
 
 ANSWERED_REASON: Final = "reason"
-"""The column of a parser's answer that says why its message is rejected; it may be left out."""
+"""The column of a function's answer with the reason why a message is rejected; it may be left out."""
 
 NO_ANSWER: Final = "the parser gave no row for it"
-"""The reason for a message of which the function gave no row."""
+"""The reason for a message without a row in the answer."""
 
 _NAMED_MESSAGES = 3
 _GIVEN_ID: Final = "_sqs_lease_message_id"
@@ -41,7 +41,7 @@ _ANSWERED: Final = "_sqs_lease_answered"
 
 
 class ParserError(IngestionError):
-    """A parser gave what is no answer to the messages that it got."""
+    """A parser returned something that is not an answer to its messages."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class _FunctionSource(FixedSource):
         return f"{self.kind}; {module}.{_name(self.function)}; {notation(self.schema)}"
 
     def checker(self) -> TextChecker:
-        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        """See :class:`.source.Source`. It checks the schema as well, before anything is written."""
         if taken := {ANSWERED_ID, ANSWERED_REASON} & set(map(without_case, struct_type(self.schema).names)):
             raise SchemaError(
-                f"the schema has a column {', '.join(sorted(taken))}, which has a meaning of its own in what the "
-                "function gives: rename it"
+                f"the schema has a column {', '.join(sorted(taken))}, which has another meaning in the answer of the "
+                "function: rename it"
             )
         return TextChecker()
 
@@ -73,33 +73,33 @@ class _FunctionSource(FixedSource):
 
 @dataclass(frozen=True)
 class ParserSource(_FunctionSource):
-    """Messages that a function parses.
+    """Source for messages that a function parses.
 
-    It is called on the executors, with record batches of up to 10 000 messages: ``message_id``, ``body``, ``sent_at``
-    and ``message_attributes`` (the sender's attributes in the shape of the SQS API, as JSON text, or null). It returns
-    the records: a record batch or a table, or several, for example as a generator. Their columns are ``message_id``,
-    those of the schema, and, if it likes, ``reason``:
+    The function is called on the executors, with record batches of up to 10 000 messages: ``message_id``, ``body``,
+    ``sent_at`` and ``message_attributes`` (the sender's attributes in the shape of the SQS API, as JSON text, or null).
+    It returns the records: a record batch or a table, or several, for example as a generator. Their columns are
+    ``message_id``, those of the schema, and optionally ``reason``:
 
-    - one row for each record of a message, with its ``message_id``; the types must be those of the schema, or safely
-      converted to them;
-    - or one row with a ``reason``: the message is rejected, all other columns may be null;
-    - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message gives no record, and is done.
+    - one row for each record of a message, with its ``message_id``; the types must be those of the schema, or be
+      convertible to them without loss;
+    - or one row with a ``reason``: the message is rejected, and all other columns may be null;
+    - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message is valid and done, without a record.
 
-    A message without a row is rejected, and so is one with null in a column that is ``NOT NULL``. After an
-    exception, a row of an unknown message, or a value that does not fit the schema, the batch is tried in parts:
-    messages with which the function fails alone, and twice, are rejected if others are stored meanwhile; otherwise the
+    A message without a row is rejected, and so is a message with null in a column that is ``NOT NULL``. After an
+    exception, a row of an unknown message, or a value that does not fit the schema, the batch is tried in parts. A
+    message is rejected if the function fails twice with it alone and other messages are stored meanwhile; otherwise the
     batch fails.
 
     Attributes:
-        function: The function. Spark pickles it: it may be a lambda or a closure, but the modules it imports must be
-            installed on the executors, and so must this package.
+        function: The function. Spark pickles it, so it may be a lambda or a closure; but this package, and the modules
+            that the function imports, must be installed on the executors.
         schema: The columns of a record, as a Spark DDL string or a ``StructType``.
     """
 
     kind: ClassVar[str] = "parser"
 
     def checker(self) -> TextChecker:
-        """See :class:`.source.Source`. The schema is checked here, before anything is written."""
+        """See :class:`.source.Source`. It checks the schema as well, before anything is written."""
         arrow_schema(struct_type(self.schema))
         return super().checker()
 
@@ -124,7 +124,7 @@ class ParserSource(_FunctionSource):
 
 @dataclass(frozen=True)
 class Answers:
-    """What ``mapInArrow`` calls with the messages of a partition: asks the parser, and believes nothing unchecked.
+    """Function for ``mapInArrow``: it calls the parser with the messages of a partition, and checks every answer.
 
     Attributes:
         function: The parser.
@@ -180,7 +180,7 @@ class Answers:
             try:
                 arrays.append(values.cast(field.type))
             except pa.ArrowException:
-                # Its text quotes the value.
+                # Arrow's text quotes the value.
                 raise self._error(
                     f"gave a column {field.name} of type {values.type} with values that the schema's {field.type} "
                     "cannot hold: convert them there, or reject their messages"
@@ -211,18 +211,19 @@ def _parts(answer: Any) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class SparkSource(_FunctionSource):
-    """Messages that a function makes into records with Spark: a DataFrame of messages in, one of records out.
+    """Source for messages that a function turns into records with Spark, from a DataFrame to a DataFrame.
 
-    It gets the columns ``message_id``, ``body``, ``sent_at`` and ``message_attributes`` (the sender's attributes in
-    the shape of the SQS API, as JSON text, or null). What it returns has ``message_id``, the columns of the schema,
-    with its types, and, if it likes, ``reason``; further columns are dropped:
+    The function gets the columns ``message_id``, ``body``, ``sent_at`` and ``message_attributes`` (the sender's
+    attributes in the shape of the SQS API, as JSON text, or null). It returns ``message_id``, the columns of the schema
+    with their types, and optionally ``reason``; further columns are dropped:
 
     - one row for each record of a message, with its ``message_id``;
     - or one row with a ``reason``: the message is rejected;
-    - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message gives no record, and is done.
+    - or one row with the reason ``sqs_lease.spark.NOTHING_TO_STORE``: the message is valid and done, without a record.
 
-    A message without a row is rejected, and so is one with null in a column that is ``NOT NULL``: a filter loses none.
-    The function may join, explode and call user-defined functions; it must give the same rows when it is planned again.
+    A message without a row is rejected, so a filter loses no message; so is a message with null in a column that is
+    ``NOT NULL``. The function may join, explode and call user-defined functions. It must give the same rows when it is
+    planned again.
 
     Attributes:
         function: The function.
@@ -232,7 +233,11 @@ class SparkSource(_FunctionSource):
     kind: ClassVar[str] = "spark"
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
-        """See :class:`.source.Source`. What the function gives is a :class:`SchemaError` if it is not of the schema."""
+        """See :class:`.source.Source`.
+
+        Raises:
+            SchemaError: The function returned other columns than those of the schema.
+        """
         rows = self.function(messages.select(*GIVEN))
         self._check(rows, columns)
         unknown = F.raise_error(
@@ -267,7 +272,7 @@ class SparkSource(_FunctionSource):
                 )
         for field in columns.fields:
             found = rows.select(quoted(field.name)).schema[0].dataType
-            # The same but for what may be null, which is looked at in each row.
+            # Types are compared without nullability, because nulls are checked in each row.
             if found.simpleString() != field.dataType.simpleString():
                 raise SchemaError(
                     f"the function {_name(self.function)} gave the column {field.name} as {found.simpleString()}, and "

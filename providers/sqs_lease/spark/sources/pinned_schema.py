@@ -1,4 +1,9 @@
-"""A schema that is inferred once and then stays: a JSON file, as Spark writes schemas, that several drivers share."""
+"""A schema that is inferred once and then stays: a file with Spark's JSON of a schema, which several drivers share.
+
+New fields can only be added to a schema in such a file. A column that was added must be found again by the next batch
+and by other drivers, and the text of a schema in a user's code cannot grow. The file is widened first and the table
+second, so a process that dies in between leaves nothing to repair.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +22,17 @@ from pyspark.sql.types import StructField, StructType
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.schemas import without_case
-from sqs_lease.spark.waits import among_others
+from sqs_lease.spark.waits import while_contended
 
-_REMEDY: Final = "put it right, or remove it and the next batch infers the schema again"
+_REMEDY: Final = "correct it, or remove it so that the next batch infers the schema again"
 
 
 @dataclass(frozen=True)
 class InferredSchema:
-    """Take the schema from the first batch that comes, and keep it.
+    """A schema that is inferred from the first batch, and kept.
 
-    The file holds what ``StructType.json()`` gives, so it may also be written by hand beforehand, for example to give
-    some columns their types and ``NOT NULL``, and leave others to be added.
+    The file has the text of ``StructType.json()``. You may also write it by hand beforehand, for example to give some
+    columns their types and ``NOT NULL``, and leave others to be added.
 
     Attributes:
         path: A file in a directory of a file system that all drivers of the table share; the directory is created.
@@ -38,14 +43,14 @@ class InferredSchema:
 
     @property
     def file(self) -> Path:
-        """The file, by its absolute path."""
+        """The absolute path of the file."""
         return Path(self.path).absolute()
 
     def load(self) -> StructType | None:
-        """Read the schema; None where nothing is pinned yet.
+        """Read the schema; None if there is none yet.
 
         Raises:
-            SchemaError: There is a file that holds no schema, or cannot be read.
+            SchemaError: The file has something else than a schema, or cannot be read.
         """
         try:
             text = self.file.read_text(encoding="utf-8")
@@ -59,10 +64,10 @@ class InferredSchema:
             raise SchemaError(f"{self.file} is not a Spark schema in JSON: {_REMEDY}") from error
 
     def pin(self, schema: StructType) -> StructType:
-        """Keep a schema, unless there is one.
+        """Pin a schema, unless there is one.
 
         Returns:
-            The schema that is pinned now: this one, or the one that another driver was faster with.
+            The schema that is pinned now: this one, or the one of another driver that was faster.
 
         Raises:
             SchemaError: The file cannot be written.
@@ -74,10 +79,10 @@ class InferredSchema:
             return pinned or schema
 
     def widen(self, fields: Sequence[StructField]) -> StructType:
-        """Add columns at the end, of those fields that are not there yet.
+        """Add the fields that the schema lacks, as columns at the end.
 
         Returns:
-            The schema that is pinned now; of a column that another driver added meanwhile, with that driver's type.
+            The schema that is pinned now. A column that another driver added meanwhile has that driver's type.
 
         Raises:
             SchemaError: The file is gone or cannot be written, or another driver added a column whose name differs
@@ -102,17 +107,17 @@ class InferredSchema:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other drivers out; the system ends the lock of a process that dies."""
+        """Lock the file against other drivers; the system releases the lock of a process that dies."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.with_name(f"{self.file.name}.lock").open("a+", encoding="utf-8") as lock:
-                with among_others(f"the schema {self.file}", SchemaError) as others:
+                with while_contended(f"the schema {self.file}", SchemaError) as writers:
                     while not _locks(lock):
                         lock.seek(0)
-                        others.again(f"the lock is held by {lock.read() or 'another driver'}")
+                        writers.pause(f"the lock is held by {lock.read() or 'another driver'}")
                 lock.seek(0)
                 lock.truncate()
-                # For drivers that wait.
+                # Other drivers read this name while they wait.
                 lock.write(f"process {os.getpid()} on {gethostname()}")
                 lock.flush()
                 yield
@@ -127,7 +132,7 @@ class InferredSchema:
 
 
 def _locks(file: IO[str]) -> bool:
-    """Lock a file, unless another driver has."""
+    """Lock a file; return False if another driver holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

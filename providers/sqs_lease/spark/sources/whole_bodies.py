@@ -1,4 +1,4 @@
-"""Sources whose records are whole bodies: as text, or as one JSON value."""
+"""Sources of records that are whole bodies: as text, or as one JSON value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqs_lease.spark.sources.source import BodyChecker, FixedSource
 
 
 class TextChecker:
-    """Takes whatever a manifest can hold; what it cannot is rejected for all sources."""
+    """Checker that accepts every body. Bodies that a manifest cannot hold are rejected for all sources."""
 
     def reasons(self, bodies: Sequence[str]) -> list[str | None]:
         """See :class:`.source.Checker`."""
@@ -31,9 +31,9 @@ class TextChecker:
 
 @dataclass(frozen=True)
 class TextSource(FixedSource):
-    """Each body is stored as it is, in one ``STRING NOT NULL`` column.
+    """Source that stores each body as it is, in one ``STRING NOT NULL`` column.
 
-    Only a body with half a surrogate pair in it, which is no text in UTF-8, is rejected.
+    A body is rejected only if it has half a surrogate pair, because UTF-8 cannot hold it.
 
     Attributes:
         column: The name of the column.
@@ -61,10 +61,10 @@ class TextSource(FixedSource):
 
 @dataclass(frozen=True)
 class VariantSource(FixedSource):
-    """One JSON value a message, an object or any other, in one ``VARIANT NOT NULL`` column.
+    """Source of one JSON value for each message, an object or any other, in one ``VARIANT NOT NULL`` column.
 
-    The syntax is checked as strictly as for ``JsonSource``. The table must know the type: in PostgreSQL it
-    is ``jsonb``.
+    The syntax is checked as strictly as for ``JsonSource``. The table must have the type; in PostgreSQL it is
+    ``jsonb``.
 
     Attributes:
         column: The name of the column.
@@ -88,7 +88,7 @@ class VariantSource(FixedSource):
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
         too_large = F.lit("cannot be stored as a VARIANT: too large or too long a name")
-        # Not `parse_json`, which fails the batch for one body that is beyond the limits of the type.
+        # Not `parse_json`: it fails the whole batch if one body is beyond the limits of the type.
         rows = _rows(messages, self.column, F.try_parse_json(batch_file.BODY))
         return rows.withColumn(REASON, F.when(F.col(quoted(self.column)).isNull(), too_large))
 

@@ -1,4 +1,4 @@
-"""Files that wait to be taken into a Delta table: their listing, which stands beside them, and what it says of each."""
+"""Staged files for a Delta table: the listing that is written beside them, and the table's log entry for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ADDED: Final = "added"
 
 
 def add_action(file: StagedFile) -> AddAction:
-    """What the table's log says of a file when the table takes it."""
+    """Make the log entry of a file for a commit that adds it."""
     return AddAction(
         path=file.path,
         size=file.size,
@@ -38,12 +38,12 @@ def add_action(file: StagedFile) -> AddAction:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All files of one try of a batch, and what is to be done with them.
+    """All files of one try of a batch, and how the table must take them.
 
     Attributes:
-        upsert_by: The key columns by which the rows replace older ones; empty where they are added.
+        upsert_by: The key columns by which the rows replace older ones; empty if they are added.
         files: The files.
-        columns: The columns of the rows, as JSON of Spark's; None in a listing of an earlier version.
+        columns: The columns of the rows, in Spark's JSON; None in a listing of an earlier version.
         partition_by: The columns that the files are partitioned by.
     """
 
@@ -53,7 +53,7 @@ class Listing:
     partition_by: Sequence[str] = ()
 
     def write(self, storage: Place, directory: str) -> str:
-        """Write it beside the files, and return its path relative to the table."""
+        """Write the listing beside the files, and return its path relative to the table."""
         path = f"{directory}/{_LISTING}"
         files = storage.file_system()
         if storage.is_local:
@@ -64,10 +64,10 @@ class Listing:
 
     @classmethod
     def read(cls, storage: Place, location: str) -> Listing:
-        """Read it again, in this or another process.
+        """Read a listing, in this or another process.
 
         Raises:
-            TableError: It is not there, or is not a listing.
+            TableError: The file is missing, or is not a listing.
         """
         try:
             with storage.file_system().open_input_file(location) as stream:
@@ -77,7 +77,7 @@ class Listing:
                 f"table {storage.uri}: {location} has gone, so an admitted batch cannot be completed. Files below "
                 f"{FILES}/ must only be removed by the table's own vacuum; restore it, or start a new table"
             ) from error
-        # msgspec's own are ValueErrors only from 0.21 on.
+        # msgspec's own errors are ValueErrors only from 0.21 on.
         except (OSError, ValueError, msgspec.DecodeError) as error:
             raise TableError(
                 f"table {storage.uri}: {location} cannot be read ({type(error).__name__}), so an admitted batch "
@@ -86,27 +86,27 @@ class Listing:
 
 
 def directory_of(location: str) -> str:
-    """The directory of a try, by the path of its listing."""
+    """Return the directory of a try from the path of its listing."""
     return location.rpartition("/")[0]
 
 
 def mark_added(storage: Place, directory: str) -> None:
-    """Write down that a commit added the files of a try.
+    """Write a mark that a commit added the files of a try.
 
-    They stay where they are from then on, for readers of that version, also once the table has rewritten their rows.
+    The files then stay for readers of that version, even after the table has rewritten their rows.
     """
     with storage.file_system().open_output_stream(f"{directory}/{_ADDED}") as stream:
         stream.write(b"added\n")
 
 
 def was_added(storage: Place, directory: str) -> bool:
-    """Whether that is written there."""
+    """Whether a directory has that mark."""
     is_there: bool = storage.file_system().get_file_info(f"{directory}/{_ADDED}").type == pafs.FileType.File
     return is_there
 
 
 def tries_beside(storage: Place, location: str) -> list[str]:
-    """The directories of the other tries of a batch."""
+    """Return the directories of the other tries of a batch."""
     own = directory_of(location)
     return [
         entry.path
@@ -116,9 +116,9 @@ def tries_beside(storage: Place, location: str) -> list[str]:
 
 
 def read_rows(storage: Place, file: StagedFile, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Read some of the table's columns of a file, as the table has them.
+    """Read some of the table's columns from a file, with the table's types.
 
-    Those by which it is partitioned are there, too; what neither the file nor its partition has is left out.
+    Partition columns are included; columns that neither the file nor its partition has are left out.
     """
     with storage.file_system().open_input_file(file.path) as source, pq.ParquetFile(source) as parquet:
         found = parquet.read([name for name in columns if name in parquet.schema_arrow.names])

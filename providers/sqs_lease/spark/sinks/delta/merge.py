@@ -1,4 +1,4 @@
-"""Puts staged rows into a table by key: the newest message of each key wins, in whichever order messages arrive."""
+"""Merge of staged rows into a table by key: the newest message of each key wins, whatever order messages arrive in."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def merge_newest(
     keys: Sequence[str],
     commit_properties: CommitProperties,
 ) -> None:
-    """Replace rows by newer ones of the same keys, and add those whose keys the table does not have, in one commit.
+    """Replace rows by newer ones with the same keys, and add rows with new keys, in one commit.
 
-    A message sent later wins. Of messages sent in the same millisecond, one that comes in a later batch wins, and
-    within a batch the one with more microseconds, and then with the greater id; of the rows of one message the last
-    one. One without a time is the oldest.
+    The message that was sent last wins. Of messages that were sent in the same millisecond, the one in the later batch
+    wins; within a batch the one with more microseconds, and then the one with the greater id; of the rows of one
+    message the last one. A message without a time is the oldest.
 
-    The newest rows of the batch are held in the driver while the table's files that have some of their keys are
-    written anew. Nothing is committed where all of them are older than what the table has.
+    The driver holds the newest rows of the batch in memory while it rewrites the table's files with some of their keys.
+    If the table has newer rows of all keys, there is no commit.
 
     Raises:
-        CommitFailedError: Somebody else committed meanwhile.
+        CommitFailedError: Another process committed meanwhile.
     """
     schema = pa.schema(table.schema().to_arrow())
     newest = newest_rows(storage, files, schema, keys)
     values = {quoted(name): f"s.{quoted(name)}" for name in newest.schema.names}
-    # The newest message replaces the whole row, also what it does not know of.
+    # The newest message replaces the whole row, including columns that it does not have.
     values |= {quoted(name): "NULL" for name in schema.names if name not in newest.schema.names}
     (
         table.merge(
@@ -50,7 +50,7 @@ def merge_newest(
             same_key(keys),
             source_alias="s",
             target_alias="t",
-            # Held as a whole, so that files of other keys are not read.
+            # Without streaming, deltalake knows all keys beforehand, and does not read files with other keys only.
             streamed_exec=False,
             commit_properties=commit_properties,
         )
@@ -61,7 +61,7 @@ def merge_newest(
 
 
 def newest_rows(storage: Place, files: Sequence[StagedFile], schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
-    """The newest row of each key among staged ones; of all columns, only what is needed to find them is read first."""
+    """Return the newest row of each key among staged rows; the columns that decide this are read first."""
     deciding = list(dict.fromkeys((*keys, SENT_AT, MESSAGE_ID)))
     found = pa.concat_tables([read_rows(storage, file, schema, deciding) for file in files])
     sent_at = pc.fill_null(found[SENT_AT].cast(pa.int64()), _BEFORE_ALL)

@@ -1,4 +1,8 @@
-"""What a Delta table keeps of a file so that readers may skip it, made by the task that wrote the file."""
+"""Statistics of a file for Delta's log, by which readers can skip the file.
+
+The driver makes them from the Parquet footer when it reads the file's message ids. A task does not, because pyarrow
+imports pandas for some of the values (:mod:`sqs_lease.spark.arrow_values`).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,17 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-# Delta's writers look at as many columns by default, and at so many characters of each.
+# Delta's writers keep statistics of so many columns by default, with so many characters of a string.
 _COLUMNS_WITH_STATISTICS: Final = 32
 _SHOWN_CHARACTERS: Final = 32
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
 def statistics_of(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """What Delta keeps of a file, from its Parquet footer: rows, nulls, and least and greatest values.
+    """Make the statistics from a Parquet footer: rows, nulls, and least and greatest values.
 
-    Values only of integers, texts, dates and times: floats may hide a NaN, which is greater than all, and the others
-    have no order in JSON that all readers agree on.
+    Values are given only for integers, strings, dates and times. Floats may hide a NaN, which is greater than all other
+    values, and for other types readers do not agree on an order in JSON.
     """
     nulls: dict[str, Any] = {}
     least: dict[str, Any] = {}
@@ -29,7 +33,7 @@ def statistics_of(metadata: pq.FileMetaData) -> dict[str, Any]:
     for index, path in enumerate(islice(_leaves(metadata.schema.to_arrow_schema()), _COLUMNS_WITH_STATISTICS)):
         chunks = [metadata.row_group(group).column(index) for group in range(metadata.num_row_groups)]
         found = [chunk.statistics for chunk in chunks]
-        # What is inside of arrays and maps is no column.
+        # Parquet has columns inside arrays and maps, for which Delta has no statistics.
         if path is None or not found or any(one is None or not one.has_null_count for one in found):
             continue
         _put(nulls, path, sum(one.null_count for one in found))
@@ -42,7 +46,7 @@ def statistics_of(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _leaves(fields: Iterable[pa.Field], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...] | None]:
-    """The columns that a Parquet file has, in its order; None for one inside of an array or a map."""
+    """Yield the paths of a Parquet file's columns, in its order; None for a column inside an array or a map."""
     for field in fields:
         kind = field.type
         if pa.types.is_struct(kind):
@@ -56,14 +60,14 @@ def _leaves(fields: Iterable[pa.Field], above: tuple[str, ...] = ()) -> Iterator
 
 
 def _bounds(found: Sequence[pq.Statistics]) -> tuple[int | str, int | str] | None:
-    """The least and the greatest value of a column as Delta writes them; None where it has none."""
+    """Return the least and the greatest value of a column in Delta's notation; None if they are unknown."""
     if not found or not all(one.has_min_max for one in found):
         return None
     try:
         low = _shown(min(one.min for one in found), found[0])
         high = _shown(max(one.max for one in found), found[0], up=True)
     except (OverflowError, ValueError, NotImplementedError):
-        # A time that Python has no value for; or, for pyarrow before 23, a decimal that is stored as an integer.
+        # Python cannot hold every time, and pyarrow before 23 fails for a decimal that is stored as an integer.
         return None
     return None if low is None or high is None else (low, high)
 
@@ -75,7 +79,7 @@ def _put(target: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _shown(value: object, statistics: pq.Statistics, *, up: bool = False) -> int | str | None:
-    """A bound as Delta writes it; None where it has none. ``up`` where it may become greater, but not less."""
+    """Write a bound in Delta's notation; None if it has none. ``up``: a bound that is cut must not become less."""
     kind = json.loads(statistics.logical_type.to_json())
     if isinstance(value, str):
         if len(value) <= _SHOWN_CHARACTERS:
@@ -84,7 +88,7 @@ def _shown(value: object, statistics: pq.Statistics, *, up: bool = False) -> int
             return None
         return value[:_SHOWN_CHARACTERS] + (_LAST_CHARACTER if up else "")
     if isinstance(value, datetime):
-        # Parquet's times are in UTC, or belong to no time zone.
+        # Times in Parquet are in UTC, or without a zone.
         text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
         return f"{text}Z" if kind.get("isAdjustedToUTC") else text
     if isinstance(value, date):

@@ -1,8 +1,8 @@
-"""Rows in the binary format of COPY, made column by column: neither side makes texts of numbers and times.
+"""Rows in the binary format of COPY, made column by column, without texts for numbers and times.
 
-PostgreSQL's text has no NUL character (U+0000), and its times end where Spark's go on. No message may be lost by that,
-nor may one hold up its batch: NUL becomes the replacement character U+FFFD, as do bytes that are no UTF-8; dates and
-timestamps outside of the years 1 to 9999 become ``infinity`` and ``-infinity``.
+PostgreSQL's strings cannot have the character NUL (U+0000), and its range of times is not Spark's. Such a value must
+not cost a message or stop a batch. So NUL, and bytes that are not UTF-8, become the replacement character U+FFFD; dates
+and timestamps outside the years 1 to 9999 become ``infinity`` and ``-infinity``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from sqs_lease.spark.sinks.postgres.types import bytes_of
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-"""What stands before the rows; none of the format's options is used."""
+"""The bytes before the rows, without any option of the format."""
 
 END: Final = b"\xff\xff"
-"""What stands after them."""
+"""The bytes after the rows."""
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ _NUMBERS: Final = {
 _NUMERIC: Final = "numeric"
 _TEXTS: Final = ("text", "character varying", "json")
 _JSONB: Final = "jsonb"
-# The only version there is of jsonb's own format: the text.
+# The only version of jsonb's binary format: 1, with text.
 _JSONB_VERSION: Final = "\x01"
 
 _LENGTH: Final = ">i4"
@@ -49,7 +49,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _FIRST = datetime(1, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
-# Digits of a numeric are those of numbers to this base, in two bytes each.
+# A numeric is a sequence of digits to this base, in two bytes each.
 _BASE: Final = 10_000
 _BASE_DIGITS: Final = 4
 _HALF: Final = np.uint64(32)
@@ -58,11 +58,11 @@ _NEGATIVE: Final = 0x4000
 
 
 def to_binary(batch: pa.RecordBatch, kinds: Sequence[str]) -> pa.Buffer:
-    """Rows, without what stands before and after them.
+    """Encode rows, without the bytes before and after them.
 
     Args:
         batch: The rows. Nested values are JSON texts.
-        kinds: The columns' types in the table, as ``format_type`` writes them, which take the values.
+        kinds: The types of the columns in the table, as ``format_type`` writes them; they must fit the values.
     """
     parts: list[Numbers | pa.Array] = [_always(len(kinds), ">i2", batch.num_rows)]
     for column, kind in zip(batch.columns, kinds, strict=True):
@@ -76,7 +76,7 @@ def to_binary(batch: pa.RecordBatch, kinds: Sequence[str]) -> pa.Buffer:
 
 
 def _field(column: pa.Array, kind: str) -> Iterator[Numbers | pa.Array]:
-    """Of a column the lengths of its values, and its values."""
+    """Yield the lengths of a column's values, and the values."""
     if kind in _NUMBERS or kind in ("date", "timestamp with time zone", "timestamp without time zone"):
         return _fixed(_numbers(column, kind), column)
     if kind.startswith(_NUMERIC):
@@ -112,7 +112,7 @@ def _always(value: int, kind: str, count: int) -> Numbers:
 
 
 def _side_by_side(columns: Sequence[Numbers]) -> pa.Array:
-    """Of each row the bytes of its values."""
+    """Join the bytes of the values of each row."""
     kind = np.dtype([(str(number), column.dtype) for number, column in enumerate(columns)])
     rows = np.empty(len(columns[0]), kind)
     for number, column in enumerate(columns):
@@ -121,7 +121,7 @@ def _side_by_side(columns: Sequence[Numbers]) -> pa.Array:
 
 
 def _binary(lengths: Numbers, values: Numbers) -> pa.Array:
-    """The bytes of values, so many in each row."""
+    """Make an array of bytes from values, with the given number of bytes in each row."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     data = np.ascontiguousarray(values).view(np.uint8)
@@ -137,7 +137,7 @@ def _numbers(column: pa.Array, kind: str) -> Numbers:
         zone = column.type.tz
         return _times(column.cast(pa.timestamp("us", zone)).cast(pa.int64()), timedelta(microseconds=1), ">i8")
     if pa.types.is_float32(column.type) and kind == "double precision":
-        # The number with as few digits as tell it from its neighbours: 0.1, and not 0.10000000149011612.
+        # By way of the shortest text: 0.1, and not 0.10000000149011612.
         column = column.cast(pa.string()).cast(pa.float64())
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
@@ -145,7 +145,7 @@ def _numbers(column: pa.Array, kind: str) -> Numbers:
 
 
 def _times(column: pa.Array, unit: timedelta, kind: str) -> Numbers:
-    """From so many units since 1970 to those since 2000."""
+    """Translate units since 1970 to units since 2000, PostgreSQL's epoch."""
     values = _filled(column)
     first, last = (limit // unit for limit in (_FIRST - _UNIX, _LAST - _UNIX))
     infinite = np.iinfo(values.dtype)
@@ -160,7 +160,7 @@ def _filled(column: pa.Array) -> Numbers:
 
 
 def _numeric(column: pa.Array) -> Numbers:
-    """Decimals, all with the leading and trailing zeros that their type allows; the server leaves them out."""
+    """Encode decimals with all zeros that their type allows; the server drops leading and trailing zeros."""
     precision, scale = column.type.precision, column.type.scale
     whole, fraction = -(-(precision - scale) // _BASE_DIGITS), -(-scale // _BASE_DIGITS)
     kind = [("count", ">i2"), ("weight", ">i2"), ("sign", ">i2"), ("scale", ">i2"), ("digits", ">i2", whole + fraction)]
@@ -174,7 +174,7 @@ def _numeric(column: pa.Array) -> Numbers:
     low = np.where(is_negative, ~low + np.uint64(1), low)
     parts = [high >> _HALF, high & _LOWER_HALF, low >> _HALF, low & _LOWER_HALF]
     for position in reversed(range(whole + fraction)):
-        # The last digit after the point may have fewer decimals.
+        # The last digit to the base 10 000 may stand for fewer decimals.
         decimals = scale % _BASE_DIGITS if position == whole + fraction - 1 and scale % _BASE_DIGITS else _BASE_DIGITS
         remainder = _divide(parts, np.uint64(10**decimals))
         numbers["digits"][:, position] = remainder * np.uint64(10 ** (_BASE_DIGITS - decimals))
@@ -182,7 +182,7 @@ def _numeric(column: pa.Array) -> Numbers:
 
 
 def _divide(parts: list[Numbers], divisor: np.uint64) -> Numbers:
-    """Divide numbers of several parts, the highest first, in place; the remainders."""
+    """Divide numbers of several parts, the highest first, in place; return the remainders."""
     remainder = np.zeros(len(parts[0]), np.uint64)
     for number, part in enumerate(parts):
         current = (remainder << _HALF) | part

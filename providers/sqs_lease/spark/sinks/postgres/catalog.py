@@ -1,10 +1,11 @@
-"""The tables in PostgreSQL: that of the user, made or checked, and those that ingestion keeps beside it.
+"""The tables in PostgreSQL: the user's table, created or checked, and ingestion's own tables beside it.
 
-Ours stand in the schema ``sqs_lease`` of the same database, so that one transaction reaches both:
+Our own tables are in the schema ``sqs_lease`` of the same database, so that one transaction reaches both:
 
-- ``entries_<hash>``, one for each table: a row for each message that it knows, with the number of what brought it;
-- ``batches``: by its number, each commit of a batch, with how many messages it brought;
-- ``staging``: the staging tables, which are called ``staging_<random>``, with the attempts whose rows count.
+- ``entries_<hash>``, one for each table of the user: a row for each message that it knows, with the number of its
+  batch;
+- ``batches``: each commit of a batch, by its number, with the number of its messages;
+- ``staging``: the staging tables, named ``staging_<random>``, with the attempts whose rows count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STAGING: Final = sql.Identifier(SCHEMA, "staging")
 BATCHES: Final = sql.Identifier(SCHEMA, "batches")
 
 ENTRY_KINDS: Final = {"message_id": "text", "batch": "bigint", "outcome": "text", "reason": "text"}
-"""What is written of a message, and with which types: few bytes, as each message has them."""
+"""The columns of an entry, with their types: few bytes, because each message has them."""
 
 _LONGEST_NAME_BYTES: Final = 63
 _DEFAULT_SCHEMA: Final = "public"
@@ -43,7 +44,7 @@ class TableName:
 
     Attributes:
         schema: Its schema.
-        name: Its name in that, in upper and lower case as it stands here.
+        name: Its name in that schema; upper and lower case count.
     """
 
     schema: str
@@ -51,10 +52,10 @@ class TableName:
 
     @classmethod
     def of(cls, text: str) -> TableName:
-        """Take ``name`` or ``schema.name`` apart.
+        """Parse ``name`` or ``schema.name``.
 
         Raises:
-            TableError: It is neither.
+            TableError: The text is neither.
         """
         schema, dot, name = text.rpartition(".")
         parts = (schema if dot else _DEFAULT_SCHEMA, name)
@@ -70,17 +71,17 @@ class TableName:
 
     @property
     def quoted(self) -> sql.Identifier:
-        """As it stands in a statement."""
+        """The name for a statement."""
         return sql.Identifier(self.schema, self.name)
 
     @property
     def entries(self) -> sql.Identifier:
-        """Its table of message ids."""
+        """The name of its table of entries."""
         return sql.Identifier(SCHEMA, f"entries_{hashlib.sha256(str(self).encode()).hexdigest()[:16]}")
 
 
 def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
-    """Check what needs no server.
+    """Check columns and keys without the server.
 
     Raises:
         SchemaError: PostgreSQL cannot have these columns, or these keys.
@@ -92,19 +93,19 @@ def require_columns(columns: StructType, upsert_by: Sequence[str]) -> None:
                 f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME_BYTES} bytes: rename it"
             )
         if field.name in POSTGRES_COLUMNS:
-            raise SchemaError(f"column {field.name!r}: every PostgreSQL table has a column of its own there: rename it")
+            raise SchemaError(f"column {field.name!r}: PostgreSQL has a system column of this name: rename it")
     check_keys(columns, upsert_by)
 
 
 def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequence[str], *, widen: bool) -> None:
-    """Have the table and ours beside it, inside of one transaction.
+    """Create or check the user's table and our own, inside one transaction.
 
     Raises:
-        SchemaError: The table has other columns, or lacks the unique index to upsert by.
-        TableError: It is no table.
+        SchemaError: The table has other columns, or lacks the unique index for upserts.
+        TableError: The name is that of a view or of something else that is not a table.
     """
     _make_ours(cursor)
-    # Of two drivers that make or widen it at once, one waits for the other.
+    # If two drivers create or widen the table at once, one of them waits here.
     cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"{SCHEMA} {table}"])
     found = cursor.execute(
         "SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -114,7 +115,7 @@ def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Se
     if found is None:
         _make(cursor, table, columns, upsert_by)
     elif found[1] not in ("r", "p"):
-        raise TableError(f"{table} is no table of its own (a view, for example): ingest into one")
+        raise TableError(f"{table} is not a table (but a view, for example): ingest into a table")
     else:
         stored = _stored(cursor, table)
         require_fit(str(table), _differences(stored, columns, widen=widen))
@@ -126,12 +127,13 @@ def prepare(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Se
 
 
 def _make_entries(cursor: Cursor, table: TableName) -> None:
-    # Looked for first, because CREATE INDEX waits for all who write, even where there is nothing to create.
+    # Looks first, because CREATE INDEX waits for all writers, even if there is nothing to create.
     if cursor.execute("SELECT to_regclass(%s)", [table.entries.as_string()]).fetchone() != (None,):
         return
     cursor.execute(
         sql.SQL(
-            # Compared byte by byte, which is faster than by a language's rules. Another index would cost each message.
+            # The collation "C" compares bytes, which is faster than the rules of a language. A second index would cost
+            # time for each message.
             'CREATE TABLE {} (message_id text COLLATE "C" PRIMARY KEY, batch bigint NOT NULL, outcome text NOT NULL, '
             "reason text)"
         ).format(table.entries)
@@ -147,7 +149,7 @@ def _make_ours(cursor: Cursor) -> None:
     if cursor.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.batches"]).fetchone() != (None,):
         return
     cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [SCHEMA])
-    # IF NOT EXISTS alone asks for the right to create schemas even where there is nothing to create.
+    # Looks first, because IF NOT EXISTS needs the right to create schemas even if there is nothing to create.
     if cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [SCHEMA]).fetchone() is None:
         cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
     cursor.execute(
@@ -171,7 +173,7 @@ def _make(cursor: Cursor, table: TableName, columns: StructType, upsert_by: Sequ
     if upsert_by:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(names_of(upsert_by)))
     cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table.quoted, sql.SQL(", ").join(parts)))
-    # What an earlier table of this name knew went with its rows.
+    # The entries of an earlier table of this name are useless, because its rows are gone.
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table.entries))
     cursor.execute(sql.SQL("DELETE FROM {} WHERE target = %s").format(BATCHES), [str(table)])
 
@@ -185,7 +187,7 @@ def _definition(field: StructField) -> sql.Composed:
 
 
 def must_insert(cursor: Cursor, table: TableName) -> bool:
-    """Whether only INSERT does what the table asks for: COPY passes over its rules, and refuses where policies hold."""
+    """Whether the table needs INSERT: COPY ignores rules, and refuses a table with policies of row level security."""
     (found,) = cursor.execute(
         "SELECT relhasrules OR row_security_active(oid) FROM pg_class WHERE oid = %s::regclass",
         [table.quoted.as_string()],
@@ -201,7 +203,7 @@ class _Stored:
         kind: Its type, as ``format_type`` writes it.
         is_required: Whether it is NOT NULL.
         is_filled: Whether it has a default.
-        is_generated: Whether its value can be given by nobody.
+        is_generated: Whether the table makes its value, so that a writer cannot give one.
     """
 
     kind: str
@@ -221,7 +223,7 @@ def _stored(cursor: Cursor, table: TableName) -> dict[str, _Stored]:
 
 
 def _differences(stored: Mapping[str, _Stored], columns: StructType, *, widen: bool) -> list[str]:
-    """As :func:`..differences.differences`, for types of PostgreSQL."""
+    """List differences like :func:`..differences.differences`, for types of PostgreSQL."""
     wrong = []
     for field in columns.fields:
         there = stored.get(field.name)
@@ -247,13 +249,13 @@ def _differences(stored: Mapping[str, _Stored], columns: StructType, *, widen: b
 
 
 def require_unchanged_columns(cursor: Cursor, table: TableName, columns: StructType) -> list[str]:
-    """Look once more whether a table takes these columns, and keep others from changing it until the transaction ends.
+    """Check once more that a table takes these columns, and lock its definition until the transaction ends.
 
     Returns:
         Their types in the table, as ``format_type`` writes them.
 
     Raises:
-        SchemaError: It does not any more.
+        SchemaError: The table was changed and does not take them any more.
     """
     cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(table.quoted))
     stored = _stored(cursor, table)
@@ -278,5 +280,5 @@ def _require_unique(cursor: Cursor, oid: int, table: TableName, upsert_by: Seque
 
 
 def names_of(names: Iterable[str]) -> sql.Composed:
-    """Names in a list, quoted."""
+    """Write a list of quoted names."""
     return sql.SQL(", ").join(map(sql.Identifier, names))

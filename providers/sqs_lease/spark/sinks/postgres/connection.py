@@ -1,4 +1,13 @@
-"""Connections to PostgreSQL: what may be said of errors (no password, no value of a row), and waiting for locks."""
+"""Connections to PostgreSQL: errors without passwords and values of rows, and bounded waits for locks.
+
+**Errors.** The server's text may quote a value of a row, depending on the class of its code (SQLSTATE). So for some
+classes only the name of the error and the column are told. The class also tells whether the cause is in a row
+(:class:`...errors.RowsRefusedError`).
+
+**Locks.** PostgreSQL bounds the wait itself (``lock_timeout``). Only the server knows who holds a lock, and the
+connection that waits cannot ask it. So a second connection asks, in a thread of its own, and only for a transaction
+that takes longer than a second.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +21,34 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from sqs_lease.spark.errors import RowsRefusedError, TableError
-from sqs_lease.spark.waits import Others
+from sqs_lease.spark.waits import ConcurrentWriters
 
 logger = logging.getLogger(__name__)
 
 Parameters = Mapping[str, Any]
-"""What a connection is made with, as libpq names it; with the password, if there is one."""
+"""The parameters of a connection, by their names in libpq; with the password, if there is one."""
 
 _CONNECT_SECONDS: Final = 30
-# What triggers raise, in PL/pgSQL and in other languages.
+# The classes of errors that triggers raise, in PL/pgSQL and in other languages.
 _TRIGGER_CLASSES: Final = ("P0", "38")
-# Of these classes of SQLSTATE, the server's own words may quote a value: data exceptions, and what triggers raise.
+# The classes whose texts may quote a value: data exceptions, and errors of triggers.
 _QUOTING_CLASSES: Final = ("22", *_TRIGGER_CLASSES)
-# Where the server raises what PL/pgSQL says, under whatever code that gives.
+# The server's function that raises errors for PL/pgSQL, with any code that the function chose.
 _RAISE: Final = "exec_stmt_raise"
 # Data exceptions, violated constraints, limits such as that of a key's size, and WITH CHECK OPTION.
 _ROW_CLASSES: Final = ("22", "23", "44", "54")
-# What a trigger raises, the policies of row level security, and upserts of which a trigger made two keys the same: for
-# these rows, or for whatever other reason.
+# Errors of triggers, policies of row level security, and upserts in which a trigger made two keys equal: the cause may
+# be in a row, or elsewhere.
 _PERHAPS_ROW: Final = (*_TRIGGER_CLASSES, "42501", "21000")
-# A sequence that has no number left, and a staging table of too many columns: of no row, and they quote none.
+# A sequence without numbers left, and a staging table with too many columns: the cause is not in a row, and no value is
+# quoted.
 _NEVER_ROWS: Final = ("2200H", "54011")
 
 LOOK_SECONDS: Final = 1.0
-"""How often it is asked who holds what the transaction waits for."""
+"""The interval at which the server is asked who holds the lock."""
 
 _END_SECONDS: Final = 30.0
-_UNKNOWN: Final = "PostgreSQL does not say who"
+_UNKNOWN: Final = "the holder is unknown"
 _BLOCKING: Final = (
     "SELECT a.pid, a.application_name, a.usename::text, extract(epoch FROM now() - a.xact_start)::bigint "
     "FROM pg_stat_activity a WHERE a.pid = ANY (pg_blocking_pids(%s)) ORDER BY a.pid"
@@ -46,10 +56,10 @@ _BLOCKING: Final = (
 
 
 def parameters_of(url: str) -> dict[str, Any]:
-    """Take an address apart.
+    """Parse the address of a server.
 
     Raises:
-        TableError: It is no address. The error does not repeat it: a password may be in it.
+        TableError: It cannot be parsed. The error does not quote it, because it may have a password.
     """
     try:
         given = conninfo_to_dict(url)
@@ -58,13 +68,13 @@ def parameters_of(url: str) -> dict[str, Any]:
     if given is None:
         raise TableError(
             "the url of the PostgreSQL server cannot be read: write postgresql://user@host:5432/database, or host=... "
-            "dbname=... as libpq has it"
+            "dbname=... in libpq's notation"
         )
     return {"connect_timeout": _CONNECT_SECONDS, "application_name": "sqs-lease", **given}
 
 
 def place_of(parameters: Parameters) -> str:
-    """Say which server and database, without user and password."""
+    """Name the server and the database, without user and password."""
     host, port = parameters.get("host", "the default host"), parameters.get("port", "the default port")
     return f"{parameters.get('dbname', 'the default database')} on {host}, port {port}"
 
@@ -73,41 +83,41 @@ def connect(parameters: Parameters) -> psycopg.Connection[tuple[Any, ...]]:
     """Connect; the block of a ``with`` is one transaction.
 
     Raises:
-        psycopg.Error: The server cannot be reached, or lets nobody in.
+        psycopg.Error: The server cannot be reached, or refuses the connection.
     """
-    # Prepared statements would not outlive a transaction behind a pooler.
+    # Without prepared statements, which a pooler between here and the server loses after a transaction.
     connection = psycopg.connect(**{**parameters, "client_encoding": "UTF8"}, prepare_threshold=None)
-    # Whatever the role's default is: after waiting for another transaction, its outcome is to be seen.
+    # Set against the role's default: after a wait for another transaction, its result must be visible.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Have errors of PostgreSQL in the block say what failed, as the beginning of a sentence.
+    """Translate errors of PostgreSQL in the block; ``what`` begins their texts.
 
     Raises:
-        RowsRefusedError: Instead of what psycopg raised, where that is for what is in a row.
-        TableError: Otherwise.
+        RowsRefusedError: For an error whose cause is, or may be, in a row.
+        TableError: For every other error.
     """
     try:
         yield
     except psycopg.Error as error:
-        said, reason = error, reason_of(error)
+        raised, reason = error, reason_of(error)
     else:
         return
-    # Without what led to it, which a traceback would show: its text may quote rows.
-    code = said.sqlstate or ""
-    if code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(said)):
+    # Raised without its cause, because a traceback would show the text of that, which may quote rows.
+    code = raised.sqlstate or ""
+    if code not in _NEVER_ROWS and (code.startswith((*_ROW_CLASSES, *_PERHAPS_ROW)) or _is_of_function(raised)):
         raise RowsRefusedError(f"{what}: {reason}", rule=reason, is_certain=code.startswith(_ROW_CLASSES)) from None
     raise TableError(f"{what}: {reason}") from None
 
 
 def reason_of(error: psycopg.Error) -> str:
-    """What an error of PostgreSQL says, apart from the values of rows."""
+    """Return the text of an error of PostgreSQL, without values of rows."""
     code = error.sqlstate
     if code is None:
-        # Of the connection, not of rows.
+        # An error of the connection, which does not quote rows.
         return str(error).strip()
     name = f"{type(error).__name__} ({code})"
     if _is_of_function(error) or (code not in _NEVER_ROWS and code.startswith(_QUOTING_CLASSES)):
@@ -117,29 +127,28 @@ def reason_of(error: psycopg.Error) -> str:
 
 
 def _is_of_function(error: psycopg.Error) -> bool:
-    """Whether a function, such as a trigger, raised it, or wrote the statement that failed: of values, perhaps."""
+    """Whether a function, such as a trigger, raised the error or made the failed statement, which may have values."""
     return error.diag.source_function == _RAISE or error.diag.internal_query is not None
 
 
 @contextmanager
-def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, others: Others) -> Iterator[None]:
-    """Have the transaction in the block wait for no lock longer than it may.
-
-    Who holds the lock is asked on a connection of its own, in a thread of its own, and only of a transaction that takes
-    longer than a moment.
+def bounded_locks(
+    connection: psycopg.Connection[Any], parameters: Parameters, writers: ConcurrentWriters
+) -> Iterator[None]:
+    """Bound the waits for locks of the transaction in the block, and find out who holds a lock.
 
     Raises:
-        TableError: A lock was waited for too long; the transaction is over.
+        TableError: The wait for a lock was too long; the transaction is over.
     """
-    milliseconds = max(1, int(others.limit_seconds * 1000))
-    # The server's own number of the process: behind a pooler the connection has another one.
-    asked = connection.execute("SELECT pg_backend_pid(), set_config('lock_timeout', %s, true)", [str(milliseconds)])
-    (pid, _) = asked.fetchone() or (0, None)
+    milliseconds = max(1, int(writers.limit_seconds * 1000))
+    # The server is asked for its process, because behind a pooler the connection has another number.
+    found = connection.execute("SELECT pg_backend_pid(), set_config('lock_timeout', %s, true)", [str(milliseconds)])
+    (pid, _) = found.fetchone() or (0, None)
     stop = Event()
     who = [_UNKNOWN]
     watch = Thread(
         target=_watch,
-        args=(pid, parameters, others, who, stop),
+        args=(pid, parameters, writers, who, stop),
         name="sqs-lease locks",
         daemon=True,
     )
@@ -147,13 +156,13 @@ def bounded_locks(connection: psycopg.Connection[Any], parameters: Parameters, o
     try:
         yield
     except psycopg.errors.LockNotAvailable:
-        raise others.error(who[0]) from None
+        raise writers.error(who[0]) from None
     finally:
         stop.set()
         watch.join(_END_SECONDS)
 
 
-def _watch(pid: int, parameters: Parameters, others: Others, who: list[str], stop: Event) -> None:
+def _watch(pid: int, parameters: Parameters, writers: ConcurrentWriters, who: list[str], stop: Event) -> None:
     if stop.wait(LOOK_SECONDS):
         return
     try:
@@ -162,14 +171,14 @@ def _watch(pid: int, parameters: Parameters, others: Others, who: list[str], sto
             while True:
                 found = connection.execute(_BLOCKING, [pid]).fetchall()
                 if found:
-                    who[0] = ", ".join(_said(*row) for row in found)
-                    others.waited(who[0])
+                    who[0] = ", ".join(_holder(*row) for row in found)
+                    writers.waited(who[0])
                 if stop.wait(LOOK_SECONDS):
                     return
     except psycopg.Error as error:
-        logger.debug("it was not found out who holds a lock: %s", reason_of(error))
+        logger.debug("the holder of a lock is unknown: %s", reason_of(error))
 
 
-def _said(pid: int, application: str | None, user: str | None, seconds: int | None) -> str:
+def _holder(pid: int, application: str | None, user: str | None, seconds: int | None) -> str:
     since = "" if seconds is None else f", in a transaction of {seconds} s"
     return f"process {pid} of {application or 'an unnamed program'} (user {user or 'unknown'}{since})"

@@ -1,7 +1,7 @@
 """COPY between Arrow and PostgreSQL: in the driver for message ids, in Spark's tasks for rows.
 
-What is written has the binary format, in which a server takes rows in two thirds of the time of CSV. The little
-that is read comes as CSV, which Arrow reads.
+Writing uses the binary format, in which the server takes rows in two thirds of the time of CSV. The little that is read
+comes as CSV, which Arrow can read.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from sqs_lease.spark.sinks.postgres.types import is_json, is_unwritable, json_te
 from sqs_lease.spark.sources.source import ArrowParser
 
 ATTEMPT: Final = "_sqs_lease_attempt"
-"""The last column of a staging table: which attempt of which task wrote the row."""
+"""The last column of a staging table: the attempt of a task that wrote the row."""
 
 ATTEMPT_KIND: Final = "bigint"
-"""Its type."""
+"""The type of that column."""
 
 COPIED_DDL: Final = "attempt BIGINT, rows BIGINT"
-"""What tasks answer: one row for each attempt that wrote any."""
+"""The columns of the tasks' answers: one row for each attempt that wrote rows."""
 
 _COPIED: Final = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
 _CANNOT_BE_WRITTEN: Final = "cannot be written"
-# Of what the server answers; more is in a temporary file.
+# The bytes of an answer of the server in memory; more goes into a temporary file.
 _IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
-# What is made of them at once: a batch of Spark's may have any size.
+# The bytes of a piece: a record batch of Spark may have any size.
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 _PIECES_AHEAD: Final = 8
 _ROWS_AT_ONCE: Final = 8192
 
 Piece: TypeAlias = tuple[pa.Buffer, int]
-"""Rows as they are written, and how many they are."""
+"""Encoded rows, and their number."""
 
 
 def copy_in(
     cursor: psycopg.Cursor[Any], statement: Query, batches: Iterable[pa.RecordBatch], kinds: Sequence[str]
 ) -> int:
-    """Write rows by a statement ``COPY ... FROM STDIN (FORMAT binary)``, in whose table the columns are of these types.
+    """Write rows with a statement ``COPY ... FROM STDIN (FORMAT binary)``; ``kinds`` are the types of its columns.
 
     Returns:
-        How many rows there were.
+        The number of rows.
     """
     rows = 0
     try:
@@ -76,13 +76,14 @@ def copy_in(
     except ValueError as error:
         if not cursor.connection.closed:
             raise
-        # PgBouncer gives two answers when its connection to the server ends, and psycopg expects one.
+        # PgBouncer answers twice when its connection to the server ends. Psycopg expects one answer, and raises
+        # ValueError.
         raise psycopg.OperationalError("the connection was lost while rows were copied") from error
     return rows
 
 
 def _pieces(batches: Iterable[pa.RecordBatch], kinds: Sequence[str]) -> Iterator[Piece]:
-    """Make them, each of few rows."""
+    """Encode rows in pieces of a few rows."""
     for batch in batches:
         at_once = max(1, batch.num_rows * _AT_ONCE_BYTES // max(batch.nbytes, 1))
         for start in range(0, batch.num_rows, at_once):
@@ -93,7 +94,8 @@ def _pieces(batches: Iterable[pa.RecordBatch], kinds: Sequence[str]) -> Iterator
 def _ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
     """Make the next pieces while one is written, so that the server does not wait for them.
 
-    Several: the first rows of a row group take longer, because its columns are read and decompressed with them.
+    Eight pieces are made ahead, because the first rows of a row group take longer: its columns are read and
+    decompressed with them. The server's waiting for rows made an ingestion 1.36 to 1.5 times as long as a plain COPY.
     """
     with ThreadPoolExecutor(1, "sqs-lease rows") as maker:
         coming = deque(maker.submit(next, pieces, None) for _ in range(_PIECES_AHEAD))
@@ -106,7 +108,7 @@ def _ahead(pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
 
 
 def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -> pa.Table:
-    """Read rows by a statement ``COPY ... TO STDOUT (FORMAT csv)``."""
+    """Read rows with a statement ``COPY ... TO STDOUT (FORMAT csv)``."""
     with SpooledTemporaryFile(_IN_MEMORY_BYTES) as text:
         with cursor.copy(statement) as copy:
             for block in copy:
@@ -127,14 +129,14 @@ def copy_out(cursor: psycopg.Cursor[Any], statement: Query, schema: pa.Schema) -
 
 @dataclass(frozen=True, slots=True)
 class CopyRows:
-    """Writes the rows of one Spark task into a staging table, in one transaction and in bounded memory.
+    """Task that writes its rows into a staging table, in one transaction and in bounded memory.
 
-    An attempt that fails leaves nothing. One that ended well, but whose answer was lost, leaves rows that do not count:
-    they are marked as those of an attempt that no answer names.
+    A failed attempt leaves no rows. An attempt that succeeded, but whose answer was lost, leaves rows that do not
+    count: each row has the number of its attempt, and only attempts with an answer count.
 
     Attributes:
-        parameters: Of the connection. They travel to the executors inside of the pickled function, which Spark shows
-            nowhere.
+        parameters: The parameters of the connection. They travel to the executors inside the pickled function, which
+            Spark never shows.
         statement: ``COPY ... FROM STDIN (FORMAT binary)``, with the column :data:`ATTEMPT` at the end.
         kinds: The types of these columns, as ``format_type`` writes them.
         place: The table, for errors.
@@ -146,7 +148,7 @@ class CopyRows:
     place: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write what Spark hands over; the answer is given when it is committed."""
+        """Write the rows that Spark passes, and answer when they are committed."""
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         if first is None:
@@ -170,13 +172,13 @@ class CopyRows:
 
 @dataclass(frozen=True, slots=True)
 class WithJsonTexts:
-    """Makes records whose nested values are JSON texts: see :class:`...sources.source.ArrowParser`.
+    """Parser of records with JSON texts for nested values: see :class:`...sources.source.ArrowParser`.
 
-    What cannot be written so is left to Spark, as what the other parser leaves.
+    Records that cannot be written so are left to Spark, like messages that the inner parser leaves.
 
     Attributes:
-        parser: Makes the records.
-        columns: Of which the first ones are those of a record.
+        parser: The inner parser.
+        columns: The table's columns; the first ones are those of a record.
     """
 
     parser: ArrowParser
@@ -199,7 +201,7 @@ class WithJsonTexts:
 
 
 def staged_schema(columns: StructType) -> pa.Schema:
-    """The columns of a staged file: those of a table, with nested values as JSON texts."""
+    """Return the columns of a staged file: those of the table, with nested values as JSON texts."""
     return arrow_schema(
         StructType(
             [StructField(one.name, StringType() if is_json(one.dataType) else one.dataType) for one in columns.fields]
@@ -208,29 +210,29 @@ def staged_schema(columns: StructType) -> pa.Schema:
 
 
 def staged_rows(directory: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of all staged files, few at a time.
+    """Yield the rows of all staged files, a few at a time.
 
     Raises:
-        OSError: One cannot be read, or they are gone.
+        OSError: A file cannot be read, or is gone.
     """
     for path in sorted(directory.iterdir()):
         try:
-            # Otherwise all of it is read ahead.
+            # With pre_buffer the whole file would be read ahead.
             with pq.ParquetFile(path, pre_buffer=False) as file:
                 yield from file.iter_batches(_rows_at_once(file.metadata))
         except pa.ArrowInvalid as error:
-            raise OSError(f"{path.name} is no whole Parquet file") from error
+            raise OSError(f"{path.name} is not a complete Parquet file") from error
 
 
 def _rows_at_once(file: pq.FileMetaData) -> int:
-    """Few, also of a row group that Spark wrote, which it ends by its size in compressed form."""
+    """Choose how many rows to read at once: few, even from Spark's row groups, which end by their compressed size."""
     rows: int = file.num_rows
     size: int = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
     return max(1, min(_ROWS_AT_ONCE, rows * _AT_ONCE_BYTES // max(size, 1)))
 
 
 def refused_in_task(error: PythonException) -> RowsRefusedError | None:
-    """What a task was told about its rows, by the text that Spark hands on; None where it failed otherwise."""
+    """Read a refusal of rows from the text of a task's error that Spark passes on; None for other errors."""
     _, raised, text = str(error).rpartition(f"{RowsRefusedError.__name__}: ")
-    said = text.partition("\n")[0].strip()
-    return RowsRefusedError(said, rule=said.rpartition(_CANNOT_BE_WRITTEN)[2].lstrip(": ")) if raised else None
+    line = text.partition("\n")[0].strip()
+    return RowsRefusedError(line, rule=line.rpartition(_CANNOT_BE_WRITTEN)[2].lstrip(": ")) if raised else None

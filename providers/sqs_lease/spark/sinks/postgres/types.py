@@ -1,8 +1,9 @@
-"""Spark's types in PostgreSQL: which column takes which, and how a value is written for COPY, by Spark or by a task.
+"""Spark's types in PostgreSQL: which column takes which type, and how values are written for COPY.
 
-Nested values that a task made become JSON texts without a Python object for any of them. What cannot be written so is
-left to Spark, whose ``to_json`` means the same: numbers may have other digits, such as ``1e+30`` for ``1.0E30``, and
-are equal as PostgreSQL compares them.
+``jsonb`` needs text, and a Python object for each value would cost more than everything else. So a task joins the JSON
+texts of nested values column by column with Arrow. Values that cannot be written so (times and maps inside nested
+values, control characters, numbers that JSON does not have) are left to Spark's ``to_json``. Both write the same
+values; a number may have other digits, such as ``1e+30`` for ``1.0E30``, which PostgreSQL compares as equal.
 """
 
 from __future__ import annotations
@@ -59,42 +60,43 @@ _TYPES: Final[dict[type[DataType], tuple[str, ...]]] = {
     MapType: ("jsonb", "json"),
     VariantType: ("jsonb", "json"),
 }
-"""The types of PostgreSQL by Spark's, as ``format_type`` writes them; the first is that of new columns.
+"""The types of PostgreSQL for each type of Spark, as ``format_type`` writes them; the first is used for new columns.
 
-An existing column may be of another: a ``numeric`` with as many digits on both sides, a ``varchar`` without a length.
+An existing column may have one of the others: also a ``numeric`` with at least as many digits on both sides of the
+point, and a ``varchar`` without a length.
 """
 
 _JSON: Final = (StructType, ArrayType, MapType, VariantType)
 _JSON_OPTIONS: Final = {"timeZone": "UTC", "ignoreNullFields": "false"}
-# The escape, where its backslash is not itself escaped.
+# The escape of NUL, unless its backslash is itself escaped.
 _ESCAPED_NUL: Final = r"(?<!\\)((?:\\\\)*)\\u0000"
 
 
 _NUMBERS: Final = (BooleanType, ByteType, DecimalType, IntegerType, LongType, ShortType)
-# Of times, Spark writes the milliseconds only. A collated text is a text, too.
+# Without times, of which Spark writes only the milliseconds. Strings with a collation are included.
 _WRITTEN: Final = (*_NUMBERS, ArrayType, DateType, DoubleType, StringType, StructType)
 _ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
-# JSON has no such character but as an escape, so a text with one is not to be stored.
+# JSON has these characters only as escapes, so a text with one of them must not be stored.
 _CONTROL: Final = "[\\x00-\\x1f]"
 _AFTER_CONTROLS: Final = 0x20
 _UNWRITABLE: Final = "\x01"
 
 
 def postgres_type(name: str, kind: DataType) -> str:
-    """The type of a new column.
+    """Return the type of a new column.
 
     Raises:
-        SchemaError: PostgreSQL has none for it, or for what is inside of it.
+        SchemaError: PostgreSQL has no type for it, or for a type inside it.
     """
     for path, inner in types_in(kind, name):
-        # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
+        # Not isinstance: CHAR and VARCHAR are subclasses of Spark's string type, but have lengths.
         if type(inner) not in _TYPES:
             raise SchemaError(f"column {path}: a PostgreSQL table cannot store the type {inner.simpleString()}")
     return f"numeric({kind.precision},{kind.scale})" if isinstance(kind, DecimalType) else _TYPES[type(kind)][0]
 
 
 def takes(stored: str, kind: DataType) -> bool:
-    """Whether a column of a type that ``format_type`` wrote takes every value of one of Spark's."""
+    """Whether a column of a type, as ``format_type`` writes it, takes every value of one of Spark's types."""
     if isinstance(kind, DecimalType):
         digits = re.fullmatch(r"numeric\((\d+),(-?\d+)\)", stored)
         if digits is None:
@@ -105,16 +107,16 @@ def takes(stored: str, kind: DataType) -> bool:
 
 
 def is_json(kind: DataType) -> bool:
-    """Whether values are stored as JSON."""
+    """Whether values of a type are stored as JSON."""
     return isinstance(kind, _JSON)
 
 
 def written(name: str, kind: DataType) -> Column:
-    """A column as COPY is to have it: nested values as JSON text, all others as they are."""
+    """Prepare a column for COPY: nested values as JSON texts, all others as they are."""
     column = F.col(quoted(name))
     if isinstance(kind, _JSON):
         text = F.to_json(column, _JSON_OPTIONS)
-        # jsonb has no NUL, as text has none.
+        # jsonb cannot have NUL, like text.
         column = F.when(
             F.contains(text, F.lit("\\u0000")), F.regexp_replace(text, _ESCAPED_NUL, "$1\\\\ufffd")
         ).otherwise(text)
@@ -122,12 +124,12 @@ def written(name: str, kind: DataType) -> Column:
 
 
 def can_write(kind: DataType) -> bool:
-    """Whether the values of a nested type are written here as Spark means them."""
+    """Whether :func:`json_texts` writes the values of a nested type as Spark would."""
     return all(isinstance(inner, _WRITTEN) for _, inner in types_in(kind))
 
 
 def json_texts(values: pa.Array, kind: DataType) -> pa.Array:
-    """Values as JSON texts; null where a value is null. See :func:`is_unwritable`."""
+    """Write values as JSON texts; null for null. Check the result with :func:`is_unwritable`."""
     if isinstance(kind, StructType):
         members = [
             pc.binary_join_element_wise(
@@ -154,7 +156,7 @@ def json_texts(values: pa.Array, kind: DataType) -> pa.Array:
 
 
 def is_unwritable(texts: pa.Array) -> pa.Array:
-    """Of which texts of :func:`json_texts` Spark is to write the values instead."""
+    """Return which texts of :func:`json_texts` are unusable, so that Spark must write the values."""
     data = np.frombuffer(bytes_of(texts), np.uint8)
     if not len(data) or data.min() >= _AFTER_CONTROLS:
         return pa.repeat(False, len(texts))
@@ -162,7 +164,7 @@ def is_unwritable(texts: pa.Array) -> pa.Array:
 
 
 def bytes_of(texts: pa.Array) -> pa.Buffer:
-    """The bytes of all texts, one after the other, without a copy."""
+    """Return the bytes of all strings, one after the other, without a copy."""
     _, offsets, data = texts.buffers()
     if not len(texts) or data is None:
         return pa.py_buffer(b"")

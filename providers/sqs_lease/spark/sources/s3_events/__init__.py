@@ -1,4 +1,4 @@
-"""S3 notifications: what they say, how the objects are read, and the source that makes records of them."""
+"""S3 notifications: parsing them, reading their objects, and the source that makes records of the objects."""
 
 from sqs_lease.spark.sources.s3_events.events_source import S3EventsSource
 from sqs_lease.spark.sources.s3_events.extended_client import ExtendedClientSource

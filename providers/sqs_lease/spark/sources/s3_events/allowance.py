@@ -1,11 +1,12 @@
-"""What one message may cost while its objects are read: bytes, rows, seconds, and room for temporary files.
+"""Limits for one message while its objects are read: bytes, rows, seconds, and room for temporary files.
 
-Whoever may send to a queue, or write to its bucket, chooses what an object holds: some kilobytes can stand for a
+The sender of a message, or the writer of an object, chooses the content of the object: a few kilobytes can stand for a
 terabyte. So everything is counted *before* it is stored, against limits of two kinds:
 
-- An :class:`Allowance` is one message's. What is over it rejects that message by name, and the others go on.
-- A :class:`Spool` is shared by the messages that one task works on at the same time. Where it has no room for another
-  one beside them, that message is not at fault: it is put aside, and read again alone. So no message waits for another
+- Each message has an :class:`Allowance`. A message that is over it is rejected, with the name of the limit, and the
+  others go on.
+- A :class:`Spool` is shared by the messages that one task works on at the same time. If it has no room for one more
+  message, that message is not at fault: it is put aside, and read again alone. So a message never waits for another one
   while it holds room itself, and a task's temporary files never grow beyond the spool.
 """
 
@@ -22,18 +23,18 @@ _IN_MEMORY_BYTES: Final = 2 * 1024 * 1024
 
 
 class OverAllowanceError(ValueError):
-    """A message costs more than one message may; the text names the limit."""
+    """A message is over one of its limits; the text names the limit."""
 
 
 class SpoolFullError(Exception):
-    """There is no room for a message beside those that are being read; alone it may fit."""
+    """There is no room for a message besides those that are being read; alone it may fit."""
 
 
 class Spool:
-    """Room for the temporary files of one task, which its threads share.
+    """Room for the temporary files of one task, shared by its threads.
 
     Args:
-        most_bytes: How much there is.
+        most_bytes: The size of the room.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -43,14 +44,14 @@ class Spool:
 
     @property
     def used(self) -> int:
-        """How many bytes are taken."""
+        """The number of bytes that are taken."""
         return self._used
 
     def take(self, size: int) -> None:
         """Take room.
 
         Raises:
-            SpoolFullError: There is not as much.
+            SpoolFullError: There is not so much room.
         """
         with self._lock:
             if self._used + size > self.most_bytes:
@@ -58,21 +59,21 @@ class Spool:
             self._used += size
 
     def give_back(self, size: int) -> None:
-        """Give room back that was taken."""
+        """Give back room that was taken."""
         with self._lock:
             self._used -= size
 
 
 class Allowance:
-    """What is left of the limits of one message. It is used by one thread.
+    """The rest of the limits of one message. One thread uses it.
 
     Args:
-        fetched: How many bytes may come from S3, for all its objects together.
-        content: How many bytes there may be once they are decompressed.
-        rows: How many rows there may be.
-        seconds: How long all of it may take, from now.
-        spool: Where its temporary files find room; a message may fill it alone.
-        clock: Says the time in seconds.
+        fetched: The most bytes from S3, for all its objects together.
+        content: The most bytes after decompression.
+        rows: The most rows.
+        seconds: The longest time for everything, from now.
+        spool: The room for its temporary files; one message may fill all of it.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Allowance:
         self._fetched_left -= size
 
     def require_fetchable(self, size: int) -> None:
-        """Check a size that S3 says before anything is fetched.
+        """Check a size that S3 gives before anything is fetched.
 
         Raises:
             OverAllowanceError: It is too much.
@@ -114,7 +115,7 @@ class Allowance:
             raise OverAllowanceError(f"the message's objects have more than {self._fetched} bytes (max_bytes)")
 
     def decompress(self, size: int) -> None:
-        """Count bytes of content, as they are once they are decompressed.
+        """Count bytes of content after decompression.
 
         Raises:
             OverAllowanceError: They are too many, or it takes too long.
@@ -123,8 +124,7 @@ class Allowance:
         self._content_left -= size
         if self._content_left < 0:
             raise OverAllowanceError(
-                f"the message's objects have more than {self._content} bytes once they are decompressed "
-                "(max_content_bytes)"
+                f"the message's objects have more than {self._content} bytes after decompression (max_content_bytes)"
             )
 
     def take_rows(self, count: int) -> None:
@@ -142,7 +142,7 @@ class Allowance:
         """Check the time.
 
         Raises:
-            OverAllowanceError: It took too long.
+            OverAllowanceError: The message takes too long.
         """
         if self._clock() > self._ends_at:
             raise OverAllowanceError(
@@ -153,8 +153,8 @@ class Allowance:
         """Take room for temporary files.
 
         Raises:
-            OverAllowanceError: One message may not have as much.
-            SpoolFullError: Others have it at this moment.
+            OverAllowanceError: It is more than one message may have.
+            SpoolFullError: Other messages have the room at this moment.
         """
         if self._spooled + size > self._spool.most_bytes:
             raise OverAllowanceError(
@@ -171,12 +171,12 @@ class Allowance:
 
 
 class SpooledFile(tempfile.SpooledTemporaryFile[bytes]):
-    """A temporary file for which room is taken before each write, and given back at its end. Small ones are in memory.
+    """Temporary file that takes room before each write, and gives it back when it is closed. Small ones are in memory.
 
-    It never has a name, so no other user opens it, and a process that is killed leaves none.
+    The file never has a name, so other users cannot open it, and a killed process leaves none behind.
 
     Args:
-        allowance: The message's.
+        allowance: The limits of the message.
     """
 
     def __init__(self, allowance: Allowance) -> None:
@@ -196,7 +196,7 @@ class SpooledFile(tempfile.SpooledTemporaryFile[bytes]):
         return super().write(data)
 
     def empty(self) -> None:
-        """Remove what was written."""
+        """Remove the content."""
         self.seek(0)
         self.truncate()
         self._give_back()

@@ -1,9 +1,13 @@
-"""Deletes or tags objects whose records are in the table, on the executors.
+"""Clean-up of objects whose records are in the table: the executors delete or tag them.
 
-Whatever goes wrong here, the records are stored: it is counted and reported, and fails nothing. It may be done twice.
+It is a Spark job of its own after the commit, because the executors have the role that reads the objects, and the
+driver may have none. The records are stored by then, so errors are counted and reported, and fail nothing. Doing it
+twice does no harm, so a batch that was interrupted in between does it when it comes again.
 
-An object whose version is known is told from all other writings of its key by that. Without a version, S3's entity tag
-tells it: what was written since is another object, of which another message tells, and is left alone.
+A key may be written again before the clean-up, and the new content has a message of its own. With a version, exactly
+that version is deleted. Without one, S3 deletes on the condition that the entity tag is that of the notification, so
+newer content is left alone. Objects are never moved: a copy has no such condition, and needs a multipart upload beyond
+5 GB; a tag with a lifecycle rule does the same.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ _REPLACED: Final = frozenset({"PreconditionFailed", "412"})
 
 
 def clean_up(messages: DataFrame, cleaner: ObjectCleaner, tasks: int) -> CleanUp:
-    """Have so many tasks of Spark's delete or tag the objects that messages tell of: see :data:`.source.CleanerOf`."""
+    """Delete or tag the objects of messages in so many tasks: see :data:`.source.CleanerOf`."""
     told = messages.select(batch_file.BODY, IS_STORED).mapInArrow(_told, _TOLD_DDL)
     stored = told.groupBy(*_OBJECT).agg(F.bool_and(IS_STORED).alias(IS_STORED)).where(IS_STORED)
     tried = stored.select(*_OBJECT).repartition(tasks, *_OBJECT).mapInArrow(cleaner, _SUMMARY_DDL).collect()
@@ -56,11 +60,11 @@ def clean_up(messages: DataFrame, cleaner: ObjectCleaner, tasks: int) -> CleanUp
 
 @dataclass(frozen=True)
 class ObjectCleaner:
-    """What ``mapInArrow`` calls with objects: it deletes or tags them, and says in one row how many.
+    """Function for ``mapInArrow``: it deletes or tags objects, and returns one row with the counts.
 
     Attributes:
-        store: Where they are. As many are worked on at the same time as it has connections.
-        tags: What they get, besides the tags that they have; None to delete them.
+        store: The store of the objects. Its number of connections is the number of objects at the same time.
+        tags: The tags to add to those that the objects have; None to delete the objects.
     """
 
     store: ObjectStore
@@ -71,9 +75,9 @@ class ObjectCleaner:
         objects = [S3Object(**its) for batch in batches for its in batch.to_pylist()]
         if not objects:
             return
-        # Made once, before threads share it.
+        # The client is made once, before threads share it.
         _ = self.store.client
-        # Once S3 does not answer, the others would wait as long for it, and the messages would be held meanwhile.
+        # After one request without an answer, the others are not tried: each would wait as long, with messages held.
         no_answer = Event()
         with ThreadPoolExecutor(self.store.connections) as pool:
             outcomes = list(pool.map(lambda its: self._outcome(its, no_answer), objects))
@@ -83,7 +87,7 @@ class ObjectCleaner:
         yield pa.RecordBatch.from_pylist([asdict(done)], schema=_SUMMARY)
 
     def _outcome(self, its: S3Object, no_answer: Event) -> str:
-        """Clean up one object: what became of it, or the error."""
+        """Clean up one object; return what happened to it, or the error."""
         if no_answer.is_set():
             return _NOT_TRIED
         if not (version_of(its) or its.tag):
@@ -92,7 +96,8 @@ class ObjectCleaner:
             client, named = self.store.client, _named(its)
             unchanged = {} if version_of(its) else {"IfMatch": f'"{its.tag}"'}
             if unchanged and (self.tags is not None or not _is_s3(client)):
-                # Tagging has no such condition; and other servers than S3 may not look at that of a deletion.
+                # S3 has no such condition for tagging, and other servers than S3 may ignore the condition of a
+                # deletion.
                 client.head_object(**named, **unchanged)
             if self.tags is None:
                 client.delete_object(**named, **unchanged)
@@ -114,7 +119,7 @@ class ObjectCleaner:
 
 
 def _is_s3(client: Any) -> bool:
-    """Whether a client reaches S3 itself, and not another server."""
+    """Whether a client talks to S3 itself, and not to another server."""
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
@@ -122,7 +127,7 @@ def _is_s3(client: Any) -> bool:
 def _add_tags(client: Any, named: Mapping[str, str], tags: Mapping[str, str]) -> None:
     has = {tag["Key"]: tag["Value"] for tag in client.get_object_tagging(**named)["TagSet"]}
     if (wanted := has | dict(tags)) != has:
-        # It replaces all tags.
+        # The request replaces all tags.
         client.put_object_tagging(
             **named, Tagging={"TagSet": [{"Key": name, "Value": value} for name, value in wanted.items()]}
         )

@@ -1,7 +1,12 @@
-"""Makes rows of the contents of objects: JSON and CSV, a record batch at a time. Without S3 and Spark.
+"""Formats of the contents of objects: rows from JSON and CSV, a record batch at a time, without S3 and Spark.
 
-Each format has the Arrow schema of the rows it gives, and gives them for one open file. What is wrong with a file is
-found when the rows are taken; no text of an error quotes it.
+A format has the Arrow schema of its rows, and yields the rows of one open file. Errors of a file are found while its
+rows are taken; no error text quotes its content.
+
+Avro, ORC and XML are missing on purpose, because the writer of an object chooses its size after decompression. fastavro
+(1.13) decompresses each block as a whole, and fills a list with as many nulls as a count of a few bytes says; it has no
+limit for either. pyarrow (26) reads a stripe of ORC as a whole, and some damaged files end the process. XML needs a
+parser and a second set of rules for numbers and times, besides those of JSON.
 """
 
 from __future__ import annotations
@@ -29,39 +34,39 @@ LINE: Final = "_sqs_lease_line"
 """The one column of JSON lines."""
 
 LONGEST_DOCUMENT_BYTES: Final = 64 * 1024 * 1024
-"""Of a JSON document, which is in memory as a whole."""
+"""The largest JSON document, because it is in memory as a whole."""
 
 MOST_OBJECTS: Final = 1_000_000
-"""Of a JSON document, at every depth: in memory each takes many times its bytes."""
+"""The most objects in a JSON document, at every depth: in memory each takes many times its bytes."""
 
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
-"""Of one JSON record. The rows of a CSV file are limited by its blocks."""
+"""The longest JSON record. The rows of a CSV file are limited by the size of a block."""
 
 MOST_COLUMNS: Final = 10_000
-"""Of a CSV file."""
+"""The most columns of a CSV file."""
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _READ_BYTES = 128 * 1024
 BATCH_ROWS: Final = 10_000
-"""How many rows a format hands on together, at most."""
+"""The most rows in a record batch of a format."""
 
 _GZIP_SUFFIX = ".gz"
-# Levels of JSON.
+# The deepest nesting of JSON.
 _DEEPEST = 200
-# What Python puts in place of bytes that are not UTF-8.
+# Python's replacement for bytes that are not UTF-8.
 _NOT_UTF_8 = "\ufffd"
 
-# What pyarrow says of a value and of a row, of which only the places are repeated.
+# Pyarrow's texts about a value and about a row. Only their positions are repeated, because the rest may quote content.
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?")
 _BAD_ROW = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+)")
-# What msgspec says of an element that is no object, and of its place.
+# Msgspec's text about an element that is not an object, with its position.
 _ELEMENT = re.compile(r"^(?:Expected `object`, got `(?P<kind>\w+)`)?.*`\$\[(?P<place>\d+)\]`")
 _KINDS = {"array": "an array", "str": "a string", "bool": "true or false", "null": "null"}
 _HAS_ZONE = r"\d:\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class BadContentError(ValueError):
-    """An object that is not of its format, or not of the schema; the text says where, without quoting it."""
+    """An object is not of its format, or not of the schema; the text says where, without quoting it."""
 
 
 class Format(Protocol):
@@ -76,17 +81,17 @@ class Format(Protocol):
 
         Args:
             file: A file that can seek.
-            name: Its name, whose suffix tells of compression.
-            allowance: What the message may cost: its content is counted while it is read.
+            name: Its name, with the suffix for compression.
+            allowance: The limits of the message, against which the content is counted while it is read.
 
         Raises:
             BadContentError: The file is not of this format, or not of the schema.
-            OverAllowanceError: It costs more than it may.
+            OverAllowanceError: The message is over one of its limits.
         """
 
 
 class _Texts(ABC):
-    """Formats whose rows are texts, which were checked as UTF-8 with their syntax."""
+    """Format with texts as rows; the check of their syntax has also checked that they are UTF-8."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -95,7 +100,7 @@ class _Texts(ABC):
 
     @abstractmethod
     def texts(self, content: IO[bytes]) -> Iterator[bytes]:
-        """The texts of a file's records."""
+        """Yield the texts of a file's records."""
 
     def rows(self, file: IO[bytes], name: str, allowance: Allowance) -> Iterator[pa.RecordBatch]:
         """See :class:`Format`."""
@@ -117,10 +122,10 @@ class _Texts(ABC):
 
 @dataclass(frozen=True)
 class JsonLines(_Texts):
-    """One JSON object a line, checked for syntax; blank lines are skipped."""
+    """JSON lines: one object in each line, checked for syntax; blank lines are skipped."""
 
     def texts(self, content: IO[bytes]) -> Iterator[bytes]:
-        """The lines that are not blank."""
+        """Yield the lines that are not blank."""
         number = 0
         while line := content.readline(LONGEST_LINE_BYTES + 1):
             number += 1
@@ -138,13 +143,12 @@ class JsonLines(_Texts):
 class Csv:
     """Comma-separated values in UTF-8, with a header that names the columns.
 
-    An empty value is null, in a column of strings only where it stands without quotes. A timestamp without a zone is
-    in UTC.
+    An empty value is null; in a column of strings only if it has no quotes. A timestamp without a zone is in UTC.
 
     Attributes:
-        schema: The columns; further ones of the file are ignored, and those that it has not are null.
-        required: Those that the file must have.
-        delimiter: What stands between values.
+        schema: The columns. Further columns of the file are ignored; columns that it lacks are null.
+        required: The columns that the file must have.
+        delimiter: The character between values.
     """
 
     schema: pa.Schema
@@ -160,7 +164,7 @@ class Csv:
         with decompressed(file, name, allowance) as content:
             try:
                 for block in self._reader(content, header):
-                    # Columns that are added to a block of short lines would be many times its bytes.
+                    # In slices: added columns could be many times the bytes of a block of short lines.
                     for start in range(0, block.num_rows, BATCH_ROWS):
                         yield self._finished(block.slice(start, BATCH_ROWS))
             except pa.ArrowInvalid as error:
@@ -169,7 +173,7 @@ class Csv:
     def _header(self, file: IO[bytes], name: str, allowance: Allowance) -> list[str]:
         with decompressed(file, name, allowance) as content:
             head = content.read(_BLOCK_BYTES)
-        # What follows the header is decoded in part, and is not looked at.
+        # The text after the header is decoded in part, and ignored.
         lines = io.TextIOWrapper(io.BytesIO(head), "utf-8-sig", errors="replace", newline="")
         is_cut = len(head) == _BLOCK_BYTES
         try:
@@ -185,7 +189,7 @@ class Csv:
         return header
 
     def _reader(self, content: IO[bytes], header: Sequence[str]) -> Any:
-        # Timestamps are read as text first: pyarrow takes them either all with a zone, or all without.
+        # Timestamps are read as strings first, because pyarrow takes a column only if all or none have a zone.
         types = {field.name: pa.string() if is_zoned(field.type) else field.type for field in self.schema}
         return pa_csv.open_csv(
             pa.PythonFile(content, mode="r"),
@@ -217,18 +221,18 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonDocument(_Texts):
-    """One JSON value, over as many lines as it likes: an array of objects, which are records, or one object.
+    """One JSON value, over any number of lines: an array of objects, which are records, or one object.
 
-    The texts of its objects are the rows of :class:`JsonLines`.
+    The rows are the texts of the objects, as in :class:`JsonLines`.
 
     Attributes:
-        may_be_empty: Whether a file without a value has no records, rather than being none.
+        may_be_empty: Whether a file without a value is a file without records, and not an error.
     """
 
     may_be_empty: bool = True
 
     def texts(self, content: IO[bytes]) -> Iterator[bytes]:
-        """The objects."""
+        """Yield the objects."""
         text = content.read(LONGEST_DOCUMENT_BYTES + 1).strip(b" \t\r\n")
         if len(text) > LONGEST_DOCUMENT_BYTES:
             raise BadContentError(f"longer than {LONGEST_DOCUMENT_BYTES} bytes: write one object a line, as jsonl")
@@ -250,7 +254,7 @@ class JsonDocument(_Texts):
 
 
 class _Counted(io.RawIOBase):
-    """Content of which each byte is counted when it is read."""
+    """Content whose bytes are counted when they are read."""
 
     def __init__(self, content: IO[bytes] | gzip.GzipFile, allowance: Allowance) -> None:
         self._content = content
@@ -267,7 +271,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Timed:
-    """A compressed file. Zeros after its end, or empty members, take time and give no content that would be counted."""
+    """Compressed file that checks the clock: zeros after its end, or empty members, take time but give no content."""
 
     def __init__(self, file: IO[bytes], allowance: Allowance) -> None:
         self._file = file
@@ -281,7 +285,7 @@ class _Timed:
 
 @contextmanager
 def decompressed(file: IO[bytes], name: str, allowance: Allowance) -> Iterator[IO[bytes]]:
-    """Open a file from its start, through gzip where its name says so; what is read of it is counted."""
+    """Open a file from its start, through gzip if its name says so, and count the bytes that are read."""
     file.seek(0)
     if not name.endswith(_GZIP_SUFFIX):
         yield io.BufferedReader(_Counted(file, allowance), _READ_BYTES)
@@ -292,7 +296,7 @@ def decompressed(file: IO[bytes], name: str, allowance: Allowance) -> Iterator[I
 
 @contextmanager
 def faults_named(what: str) -> Iterator[None]:
-    """Tell what is wrong with the bytes from what is wrong with the disk that they are on."""
+    """Turn errors about the bytes into :class:`BadContentError`; errors about the disk that they are on pass."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -307,7 +311,7 @@ def faults_named(what: str) -> Iterator[None]:
 
 
 def check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[str], where: str) -> None:
-    """Raise :class:`BadContentError` where the names of a file's columns are not those of a schema."""
+    """Raise :class:`BadContentError` if the names of a file's columns do not fit a schema."""
     twice = [name for name in schema.names if found.count(name) > 1]
     if twice:
         raise BadContentError(f"the {where} names the column {twice[0]} twice")
@@ -319,13 +323,13 @@ def check_columns(found: Sequence[str], schema: pa.Schema, required: Sequence[st
 
 
 class _AnyObject(msgspec.Struct):
-    """An object, whatever is in it."""
+    """Any JSON object."""
 
 
 def _elements(text: bytes) -> list[bytes]:
-    """The texts of the elements of a JSON array. Each is to be checked: here only the array is."""
+    """Return the texts of the elements of a JSON array. Only the array is checked here, not the elements."""
     try:
-        # Anything but objects ends this at once: millions of numbers would take many times their bytes.
+        # Ends at the first element that is not an object: millions of numbers would take many times their bytes.
         msgspec.json.decode(text, type=list[_AnyObject])
     except msgspec.ValidationError as error:
         element = _ELEMENT.search(str(error))
@@ -333,7 +337,7 @@ def _elements(text: bytes) -> list[bytes]:
         kind = f", but {_KINDS.get(element['kind'], 'a number')}" if element else ""
         raise BadContentError(f"{record}not a JSON object{kind}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Said below.
+        # The error follows below.
         pass
     try:
         return [bytes(element) for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
@@ -356,12 +360,12 @@ def _csv_fault(said: str, header: Sequence[str]) -> str:
 
 
 def is_zoned(kind: pa.DataType) -> bool:
-    """Whether values of a type are moments."""
+    """Whether values of a type are timestamps with a zone."""
     return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
 def in_utc(texts: pa.Array, name: str) -> pa.Array:
-    """Read moments of the column ``name``, of which those without a zone are in UTC."""
+    """Parse timestamps of the column ``name``; those without a zone are in UTC."""
     zoned = pc.match_substring_regex(texts, _HAS_ZONE)
     complete = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
     try:

@@ -1,9 +1,9 @@
-"""Which objects a message from S3 tells of, in each of the shapes in which it may arrive. Without Spark and S3.
+"""Parser of S3 notifications, in each shape in which they may arrive: which objects were created. Without Spark and S3.
 
 - S3 itself sends ``{"Records": [...]}``, with the keys URL-encoded as in a form: ``+`` for a space, ``%XX``.
 - With SNS in between, that text is the ``Message`` of an SNS envelope.
 - EventBridge sends one event a message, with a ``detail``, and the key as it is.
-- When a notification is configured, S3 sends an ``s3:TestEvent``.
+- When a user configures a notification, S3 sends an ``s3:TestEvent``.
 
 Fields: "Event message structure" and "Using EventBridge" in the Amazon S3 User Guide.
 """
@@ -23,7 +23,7 @@ from sqs_lease.core.failure_rules import printable
 from sqs_lease.spark.sources.sns import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, NotANotificationError
 
-# Of an address: S3 has no longer keys, but a notification may.
+# The most characters of an address that are shown: a notification may have a longer key than S3 allows.
 _SHOWN_CHARACTERS: Final = 1_200
 _TAG: Final = re.compile(r"[!#-~]+")
 _NOT_S3: Final = "not an S3 notification: neither Records of S3, nor an EventBridge event of aws.s3, nor a test event"
@@ -36,9 +36,9 @@ class S3Object:
     Attributes:
         bucket: The bucket.
         key: The key, decoded.
-        version_id: The version that the notification tells of; None in a bucket without versions.
-        sequencer: Tells one writing of the key from another; the same in every notification of it.
-        tag: S3's entity tag, which the same bytes share, if they were written in the same way.
+        version_id: The version in the notification; None in a bucket without versions.
+        sequencer: The number of this write of the key, the same in every notification of it.
+        tag: S3's entity tag; the same bytes have the same tag if they were written in the same way.
     """
 
     bucket: str
@@ -49,20 +49,20 @@ class S3Object:
 
     def __str__(self) -> str:
         version = f" (version {self.version_id})" if self.version_id else ""
-        # It goes into reasons, logs and errors, and a key may have line feeds in it.
+        # Made printable, because it goes into reasons, logs and errors, and a key may have line feeds.
         return printable(f"s3://{self.bucket}/{self.key}{version}"[:_SHOWN_CHARACTERS])
 
 
 def created_objects(body: str) -> tuple[S3Object, ...]:
-    """Find out which objects a message says were created.
+    """Return the objects that were created according to a message.
 
     Returns:
-        Each object once, in the order of the message; none for test events, and for events of other kinds (an object
+        Each object once, in the order of the message. Empty for test events, and for events of other kinds (an object
         was removed, restored, tagged, ...).
 
     Raises:
-        NotANotificationError: The message is none from S3, or names no object where it should.
-        sqs_lease.batch_files.json_syntax.NotJsonError: It is no JSON object, or a wrapped one is none.
+        NotANotificationError: The message is not from S3, or lacks the name of an object.
+        sqs_lease.batch_files.json_syntax.NotJsonError: The message, or the text in its envelope, is not a JSON object.
     """
     event = decode_object(body)
     if is_envelope(event):
@@ -78,15 +78,15 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
         found = []
     else:
         raise NotANotificationError(_NOT_S3)
-    # S3 delivers at least once, and says so of the records in one message too.
+    # S3 delivers at least once, and that holds for the records inside one message as well.
     return tuple(dict.fromkeys(found))
 
 
 def key_of(body: str) -> str | None:
-    """Name what a message tells of: the same for each message about the same writing of the same objects.
+    """Return the key of a message: the same for each message about the same write of the same objects.
 
     Returns:
-        The name; None for a message that tells of no object, or not which writing of it.
+        The key; None for a message without an object, or without a version or sequencer of an object.
     """
     try:
         objects = created_objects(body)
@@ -100,8 +100,8 @@ def key_of(body: str) -> str | None:
 
 
 def version_of(its: S3Object) -> str | None:
-    """The version that is this writing of the key and no other; None where it has none."""
-    # Objects that were written while a bucket's versions were suspended all have the version "null".
+    """Return the version of an object, if it stands for exactly one write of the key; None otherwise."""
+    # All objects that are written while a bucket's versions are suspended have the version "null".
     return None if its.version_id == "null" else its.version_id
 
 
@@ -110,7 +110,7 @@ def _from_records(records: Any) -> list[S3Object]:
         raise NotANotificationError(_NOT_S3)
     found = []
     for position, record in enumerate(records, 1):
-        # Other servers that speak S3 call themselves "minio:s3" or "ceph:s3".
+        # Other servers with the S3 API call themselves "minio:s3" or "ceph:s3".
         if not isinstance(record, dict) or not str(record.get("eventSource")).endswith(":s3"):
             raise NotANotificationError(_NOT_S3)
         if not str(record.get("eventName")).removeprefix("s3:").startswith("ObjectCreated"):
@@ -132,7 +132,7 @@ def _object(described: Mapping[str, Any], version_name: str, tag_name: str, posi
     if not (isinstance(bucket, str) and bucket and isinstance(key, str) and key):
         raise NotANotificationError(f"object {position} of the S3 notification has no bucket or no key")
     tag = _text(its.get(tag_name))
-    # It goes into a header, in quotes.
+    # Checked, because the tag goes into a header, in quotes.
     tag = tag if tag is not None and _TAG.fullmatch(tag) else None
     return S3Object(bucket, key, _text(version_id), _text(its.get("sequencer")), tag)
 

@@ -1,8 +1,8 @@
-"""Reads the objects that messages tell of, on the executors: several at a time, none of them whole in memory.
+"""Reading of the objects of messages on the executors: several at a time, and none of them whole in memory.
 
-Each message's objects are fetched to a temporary file, checked to their end, and kept as rows in another one, until its
-turn comes. So a message has either all of its rows or one reason. What is larger than a few megabytes is on disk, and
-what one message may cost is limited: see :mod:`.allowance`.
+The objects of a message are fetched to a temporary file, checked to their end, and kept as rows in a second temporary
+file until the message's turn comes. So a message gives either all of its rows or one reason. Files larger than a few
+megabytes are on disk, and each message has limits: see :mod:`.allowance`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ KEY: Final = "_s3_key"
 VERSION_ID: Final = "_s3_version_id"
 
 OF_ROWS: Final = (BUCKET, KEY, VERSION_ID, MESSAGE_ID, SENT_AT, REASON)
-"""What each row says besides its contents."""
+"""The columns of each row besides the content of the object."""
 
 _MIB: Final = 1024 * 1024
-# Small objects are handed on together.
+# Small objects are put together up to these limits.
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
@@ -55,19 +55,20 @@ Rows: TypeAlias = SpooledFile
 
 @dataclass(frozen=True)
 class S3Read:
-    """How objects are read, and what one message may cost. A message that is over a limit is rejected by its name.
+    """Settings for reading objects, with the limits of one message. A message over a limit is rejected with its name.
 
     Attributes:
-        delimiter: What stands between the values of a CSV file.
-        threads: How many messages one task works on at the same time, mostly waiting for S3.
-        tasks: How many tasks Spark makes of a batch: its messages are small, and would otherwise all be one task's.
-        max_bytes: How many bytes S3 may send for all objects of one message; 512 MiB by default.
-        max_content_bytes: How many bytes these may be once they are decompressed; 2 GiB by default.
-        max_rows: How many records they may have; 10 million by default.
-        max_seconds: How long one message may take, from the first request to S3 to its last record; 10 minutes by
+        delimiter: The character between the values of a CSV file.
+        threads: The number of messages that one task works on at the same time, mostly waiting for S3; 16 by default.
+        tasks: The number of tasks for a batch; 8 by default. The notifications are small, so Spark by itself would put
+            all of them into one task.
+        max_bytes: The most bytes that S3 may send for all objects of one message; 512 MiB by default.
+        max_content_bytes: The most bytes of these objects after decompression; 2 GiB by default.
+        max_rows: The most records of these objects; 10 million by default.
+        max_seconds: The longest time for one message, from the first request to S3 to its last record; 10 minutes by
             default.
-        spool_bytes: How much the temporary files of one task may take together, objects and records; one message may
-            fill them alone. 4 GiB by default; a machine needs that for each task that runs on it.
+        spool_bytes: The most bytes of the temporary files of one task together, objects and records; one message may
+            fill them alone. 4 GiB by default. A machine needs this for each task that runs on it.
     """
 
     delimiter: str = ","
@@ -90,11 +91,11 @@ class S3Read:
 
     @classmethod
     def of(cls, given: S3Read | Mapping[str, Any]) -> S3Read:
-        """The same, which may be given as a mapping of some attributes."""
+        """Take settings that may be given as a mapping of some attributes."""
         return given if isinstance(given, S3Read) else cls(**given)
 
     def allowance(self, spool: Spool) -> Allowance:
-        """What one message may cost, from now on."""
+        """Make the limits of one message; its time counts from now."""
         return Allowance(
             fetched=self.max_bytes,
             content=self.max_content_bytes,
@@ -106,21 +107,21 @@ class S3Read:
 
 @dataclass(frozen=True)
 class PathColumns:
-    """What the key of an object says of its records, as the directories of Hive do: ``orders/day=2026-01-31/file``."""
+    """Columns from the key of an object, like the directories of Hive: ``orders/day=2026-01-31/file``."""
 
     schema: pa.Schema
     required: tuple[str, ...]
 
     @classmethod
     def of(cls, columns: StructType) -> PathColumns:
-        """Translate them from Spark's."""
+        """Translate columns from Spark's."""
         return cls(arrow_schema(columns), tuple(its.name for its in columns.fields if not its.nullable))
 
     def values(self, key: str) -> dict[str, Any]:
-        """The value of each column. A name that the key has twice counts where it stands last.
+        """Return the value of each column. If the key has a name twice, the last one counts.
 
         Raises:
-            BadContentError: A column is missing, or not of its type.
+            BadContentError: A column is missing, or has not its type.
         """
         directories = key.split("/")[:-1]
         found = {name: value for name, equals, value in (one.partition("=") for one in directories) if equals}
@@ -132,35 +133,35 @@ class PathColumns:
     def _value(self, field: pa.Field, text: str | None) -> Any:
         if text is None or text == NULL_DIRECTORY:
             return None
-        # Hive writes what no directory can be called as %XX.
+        # Hive writes characters that a directory cannot have as %XX.
         plain = unquote(text)
         try:
             if is_zoned(field.type):
                 return in_utc(pa.array([plain]), field.name)[0].as_py()
             value = pa.scalar(plain, pa.string()).cast(field.type).as_py()
         except (pa.ArrowException, ValueError, OverflowError):
-            # Python has no day in the year 0.
+            # For example a day in the year 0, which Python does not have.
             raise BadContentError(f"the key's {field.name} is not of the type in the schema") from None
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadContentError(f"the key's {field.name} is infinite or no number")
+            raise BadContentError(f"the key's {field.name} is infinite or not a number")
         return value
 
 
 NO_PATH_COLUMNS: Final = PathColumns(pa.schema([]), ())
-"""Keys say nothing."""
+"""No columns from keys."""
 
 
 @dataclass(frozen=True)
 class ObjectRows:
-    """What ``mapInArrow`` calls with the messages of a partition.
+    """Function for ``mapInArrow`` that reads the objects of the messages of a partition.
 
     Attributes:
-        store: Where the objects are. As many messages are worked on at the same time as it has connections.
-        format: What they are.
-        path_columns: What their keys say; nothing, by default.
-        locate: Says what a body tells of, as :func:`.notification.created_objects`: objects, or their contents.
-        has_marks: Whether an object without any byte is a mark, such as the one that stands for a folder.
-        reading: What one message may cost.
+        store: The store of the objects. Its number of connections is the number of messages at the same time.
+        format: The format of the objects.
+        path_columns: The columns from their keys; none by default.
+        locate: Finds the objects of a body, like :func:`.notification.created_objects`, or content in the body itself.
+        has_marks: Whether an object without any byte is only a mark, such as the one that stands for a folder.
+        reading: The limits of one message.
     """
 
     store: ObjectStore
@@ -172,16 +173,16 @@ class ObjectRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """The format's columns, those of the key, the object's, and those of the message."""
+        """The columns of the format, of the key, of the object and of the message."""
         kinds = {SENT_AT: pa.timestamp("us", tz="UTC")}
         own = [pa.field(name, kinds.get(name, pa.string())) for name in OF_ROWS]
         return pa.schema([*self.format.schema, *self.path_columns.schema, *own])
 
     def plan(self, messages: DataFrame, content: StructType, tasks: int) -> DataFrame:
-        """Have so many of Spark's tasks read the objects of messages, as for :meth:`..source.Source.parse`.
+        """Plan to read the objects of messages in so many tasks, for :meth:`..source.Source.parse`.
 
         Returns:
-            The content, which is the format's columns and those of the key, then :data:`OF_ROWS`. All may be null.
+            The content, which is the columns of the format and of the key, then :data:`OF_ROWS`. All are nullable.
         """
         kinds = {SENT_AT: TimestampType()}
         own = [StructField(name, kinds.get(name, StringType())) for name in OF_ROWS]
@@ -206,7 +207,7 @@ class ObjectRows:
             yield from _joined(waiting)
 
     def _answers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Made once, before threads share it.
+        # The client is made once, before threads share it.
         _ = self.store.client
         under_way: deque[tuple[dict[str, Any], str, Future[Rows | str | None]]] = deque()
         put_aside: list[tuple[dict[str, Any], str]] = []
@@ -235,10 +236,10 @@ class ObjectRows:
             pool.shutdown(cancel_futures=True)
 
     def read(self, body: str, spool: Spool) -> Rows | str | None:
-        """The rows of all objects of one message; or why it is rejected; or None where there is nothing to store.
+        """Read all objects of one message: return their rows, the reason of a reject, or None for nothing to store.
 
         Raises:
-            SpoolFullError: There is no room for it beside the others.
+            SpoolFullError: There is no room for the message besides the others.
         """
         allowance = self.reading.allowance(spool)
         with ExitStack() as stack:
@@ -254,7 +255,7 @@ class ObjectRows:
                 return str(error)
             if not count:
                 return None
-            # The file lives on, until its rows are handed on.
+            # The file must stay open until its rows are passed on.
             stack.pop_all()
             return rows
 
@@ -291,7 +292,7 @@ class ObjectRows:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What would be in an object, in the message itself."""
+    """Content that is in the message itself instead of in an object."""
 
     text: str
 

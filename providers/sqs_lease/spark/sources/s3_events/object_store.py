@@ -1,4 +1,9 @@
-"""Fetches objects from S3, and tells an object that cannot be had from a service that does not answer."""
+"""Access to objects in S3, which tells an object that cannot be read from a service that does not answer.
+
+The difference decides what happens: the first rejects the message of the object, and the second ends the ingestion, so
+that the batch is tried again. Objects are read by boto3 on the executors: it reads versions and needs no jars, whatever
+the cluster is. The price is that each executor needs this package and credentials.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +26,9 @@ _REQUEST_TRIES = 5
 _TRANSFER_TRIES = 3
 _CHUNK_BYTES = 1024 * 1024
 
-# Of GetObject, in the Amazon S3 API Reference ("Error responses"). Whatever S3 refuses (3xx, 4xx) is for the object
-# that was asked for: it is missing, archived, in another region, encrypted with a key that was not sent;
-# its key is too long.
-# The exceptions are for every request: credentials that are wrong or have expired, the clock, and too many requests.
+# The errors of GetObject, from the Amazon S3 API Reference ("Error responses"). If S3 refuses a request (3xx, 4xx), the
+# cause is in the object: it is missing, archived, in another region, encrypted with a key that was not sent, or its key
+# is too long. The exceptions below concern every request: wrong or expired credentials, the clock, too many requests.
 _REFUSALS: Final = range(300, 500)
 _OF_EVERY_REQUEST: Final = frozenset(
     {
@@ -36,36 +40,36 @@ _OF_EVERY_REQUEST: Final = frozenset(
         *("LimitExceededException", "OperationAborted", "408", "429"),
     }
 )
-# Where an answer does not come with its status.
+# The errors of an object, for answers without a status.
 _OF_THE_OBJECT: Final = frozenset(
     {
         *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "InvalidBucketName", "InvalidArgument", "404"),
         *("AccessDenied", "AllAccessDisabled", "403"),
-        # Archived, and a delete marker.
+        # An archived object, and a delete marker.
         *("InvalidObjectState", "MethodNotAllowed", "405"),
     }
 )
 _OF_ITS_KEY: Final = "KMS."
-# Access points, and directory buckets: the name says which server is asked, and there may be none.
+# Access points and directory buckets: the name decides which server is asked, and that server may not exist.
 _ELSEWHERE: Final = re.compile(r"^arn:|--x-s3$")
 
 
 class ObjectUnavailableError(ValueError):
-    """The object cannot be had: it is missing, archived, or not allowed to be read. The text says which it is."""
+    """The object cannot be read: it is missing, archived, or access is denied. The text says which."""
 
 
 class ObjectStoreError(IngestionError):
-    """S3 did not give an object that may well be there: nothing of the batch is stored, and it can be tried again."""
+    """S3 did not return an object that may exist: nothing of the batch is stored, and it can be tried again."""
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """S3, with the credentials of the environment that it is used in.
+    """S3, with the credentials of the environment.
 
     Attributes:
-        connections: How many objects are fetched at the same time.
-        endpoint_url: Another server that speaks S3; None for AWS, or what the environment says.
-        region: The region; None for what the environment says.
+        connections: The number of objects that are fetched at the same time.
+        endpoint_url: Another server with the S3 API; None for AWS, or for the one that the environment sets.
+        region: The region; None for the one that the environment sets.
     """
 
     connections: int
@@ -74,8 +78,9 @@ class ObjectStore:
 
     @cached_property
     def client(self) -> Any:
-        """The client, which threads may share."""
-        # Each task has a store of its own, in processes that live on: they read the description of S3 once.
+        """The client. Threads may share it."""
+        # Each task makes a client, in processes that live on; their sessions share a loader, so the process parses the
+        # description of S3 once.
         return boto3_session().client(
             "s3",
             endpoint_url=self.endpoint_url,
@@ -89,18 +94,18 @@ class ObjectStore:
         )
 
     def fetch(self, wanted: S3Object, file: SpooledFile, allowance: Allowance) -> int:
-        """Write an object to a file, and say how many bytes it has. They are counted before they are written.
+        """Write an object to a file, and return its size in bytes. Bytes are counted before they are written.
 
         Raises:
-            ObjectUnavailableError: It cannot be had.
+            ObjectUnavailableError: The object cannot be read.
             ObjectStoreError: S3 did not answer, after several tries.
-            OverAllowanceError, SpoolFullError: It costs more than it may.
+            OverAllowanceError, SpoolFullError: The message is over one of its limits.
         """
         for attempt in range(1, _TRANSFER_TRIES + 1):
             file.empty()
             answer = self._answer(wanted)
             with answer["Body"] as body:
-                # Before a byte of it comes.
+                # Checked before a byte is read.
                 allowance.require_fetchable(answer.get("ContentLength") or 0)
                 try:
                     while chunk := body.read(_CHUNK_BYTES):
@@ -108,7 +113,7 @@ class ObjectStore:
                         file.write(chunk)
                     return file.tell()
                 except BotoCoreError as error:
-                    # The client tries requests again by itself, but not what breaks off while it is read.
+                    # The client repeats requests by itself, but not a transfer that breaks off while it is read.
                     if attempt == _TRANSFER_TRIES:
                         raise self._failure(wanted, type(error).__name__) from error
         raise AssertionError("unreachable")
@@ -122,7 +127,7 @@ class ObjectStore:
                 raise ObjectUnavailableError(code_of(error)) from None
             raise self._failure(wanted, code_of(error)) from error
         except ParamValidationError:
-            raise ObjectUnavailableError("no bucket can have this name, or no object this key") from None
+            raise ObjectUnavailableError("the name of the bucket, or the key, is not allowed") from None
         except BotoCoreError as error:
             if _ELSEWHERE.search(wanted.bucket):
                 raise ObjectUnavailableError(f"its bucket cannot be reached ({type(error).__name__})") from None
@@ -130,19 +135,19 @@ class ObjectStore:
 
     def _failure(self, wanted: S3Object, what: str) -> ObjectStoreError:
         return ObjectStoreError(
-            f"S3 did not give {wanted} ({what}), so nothing of this batch is stored and all of it can be tried again: "
-            "see that the executors reach S3, and have credentials for it"
+            f"S3 did not return {wanted} ({what}), so nothing of this batch is stored and it can be tried again: check "
+            "that the executors reach S3, and have credentials for it"
         )
 
 
 def code_of(error: ClientError) -> str:
-    """What S3 calls an error."""
+    """Return S3's code of an error."""
     code: str = error.response.get("Error", {}).get("Code", "")
     return code
 
 
 def is_of_the_object(error: ClientError) -> bool:
-    """Whether S3 refuses this object, rather than every request."""
+    """Whether S3 refuses this object, and not every request."""
     code, status = code_of(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in _OF_EVERY_REQUEST or code.startswith(f"{_OF_ITS_KEY}Throttling"):
         return False

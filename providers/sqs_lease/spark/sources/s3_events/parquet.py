@@ -1,4 +1,4 @@
-"""Makes rows of the contents of Parquet files, which know the types of their columns."""
+"""Format of Parquet files, which have types for their columns; see :mod:`.contents` for the other formats."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BUFFER_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Parquet:
-    """Parquet files, whose columns are matched by name and converted where nothing is lost.
+    """Parquet files. Columns are matched by name, and converted if nothing is lost.
 
     Attributes:
-        schema: The columns; further ones of the file are ignored, and those that it has not are null.
-        required: Those that the file must have.
+        schema: The columns. Further columns of the file are ignored; columns that it lacks are null.
+        required: The columns that the file must have.
     """
 
     schema: pa.Schema
@@ -36,9 +36,9 @@ class Parquet:
                 pa.PythonFile(file, mode="r"),
                 coerce_int96_timestamp_unit="us",
                 pre_buffer=False,
-                # Otherwise all bytes of a column in a row group are read at once.
+                # Without a buffer size, all bytes of a column in a row group are read at once.
                 buffer_size=_BUFFER_BYTES,
-                # Of lists in the footer: the columns at every depth, and the row groups.
+                # The longest list in the footer: of columns at every depth, or of row groups.
                 thrift_container_size_limit=MOST_COLUMNS,
             )
             found = content.schema_arrow.names
@@ -46,7 +46,7 @@ class Parquet:
         columns = [name for name in self.schema.names if name in found]
         for batch in _batches(content, file, columns, allowance):
             converted = _converted(batch, self.schema)
-            # Not what was read, which may be dictionaries.
+            # The converted size, because what was read may be dictionaries.
             allowance.decompress(converted.nbytes)
             yield converted
 
@@ -62,7 +62,7 @@ def _batches(
 
 
 def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Make columns of a schema of those of a file, unless something would be lost."""
+    """Convert a file's columns to those of a schema, unless something would be lost."""
     columns = []
     for field in schema:
         if field.name not in batch.schema.names or pa.types.is_null(batch.column(field.name).type):
@@ -75,7 +75,7 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise BadContentError(f"column {field.name} is {values.type}, and must be {field.type}")
         try:
             if pa.types.is_integer(values.type) and pa.types.is_decimal(field.type):
-                # Of any other decimal, Arrow wants room for the largest integer.
+                # By way of a decimal with room for the largest integer, which Arrow demands.
                 values = values.cast(_ANY_INTEGER)
             columns.append(values.cast(field.type))
         except pa.ArrowException:
@@ -84,7 +84,7 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             ) from None
     converted = pa.RecordBatch.from_arrays(columns, schema=schema)
     try:
-        # A text that is not UTF-8 would make a table that others cannot read.
+        # A string that is not UTF-8 would make the table unreadable for others.
         converted.validate(full=True)
     except pa.ArrowException:
         raise BadContentError(
@@ -94,7 +94,7 @@ def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are converted to another without loss, or that fails; so is what is inside of them."""
+    """Whether a conversion between two types, and between the types inside them, is without loss or fails."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     kind = _kind(wanted)
@@ -114,7 +114,7 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _kind(kind: pa.DataType) -> str:
-    """What sort of values a type has: within one sort, conversions lose nothing or fail."""
+    """Return the sort of a type: within one sort, conversions lose nothing or fail."""
     sorts = {
         "integer": pa.types.is_integer,
         "double": pa.types.is_float64,

@@ -1,15 +1,15 @@
-"""Measures a Parquet file before it is decoded: how many rows at a time fit into memory, or why it is refused.
+"""Measurement of a Parquet file before it is decoded: how many rows at a time fit into memory, or why it is refused.
 
-A page says in its header how large it is once it is decompressed, and Arrow allocates that and no more. But the
-encodings let a few bytes stand for many values: one long text in a dictionary, named a million times; a text that
-repeats its predecessor (DELTA_BYTE_ARRAY); a run of nulls. What the footer says of sizes need not be true, so it is not
-asked. The headers of all pages are read here, and from them follows a bound of what decoding takes:
+The header of a page has the page's size after decompression, and Arrow allocates that and no more. But with the
+encodings a few bytes can stand for many values: a long string in a dictionary that is used a million times; a string
+that repeats the one before it (DELTA_BYTE_ARRAY); a run of nulls. The sizes in the footer need not be true, so they are
+ignored. The headers of all pages are read here, and give a bound for the memory of decoding:
 
-- Of each column, the largest page and the dictionary are in memory at the same time as those of all other columns.
-- Of a column without lists, a batch of rows has as many values. So the number of rows is chosen by the longest value
-  that there can be.
+- The largest page and the dictionary of each column are in memory at the same time as those of all other columns.
+- A column without lists has as many values in a batch as there are rows. So the number of rows is chosen by the longest
+  possible value.
 - A list may have all values of its row group in one row. So all of them must fit.
-- The footer may say that Arrow is to make lists of a fixed size: then a null is as many values as that.
+- The footer may ask Arrow for lists of a fixed size: a null then stands for as many values as that.
 
 The format: "Data Pages" and ``parquet.thrift`` of Apache Parquet; headers are in Thrift's compact protocol.
 """
@@ -26,26 +26,26 @@ from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowance
 from sqs_lease.spark.sources.s3_events.contents import BadContentError
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""What decoding one file may take: the pages that are open, and lists."""
+"""The most memory for decoding one file: its open pages, and lists."""
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
-"""What the rows that are decoded together may take."""
+"""The most memory for the rows that are decoded together."""
 
 MOST_COLUMNS: Final = 10_000
-"""How many columns a file may have, at every depth."""
+"""The most columns of a file, at every depth."""
 
 _FOOTER_BYTES: Final = 8 * 1024 * 1024
 _TAIL_BYTES: Final = 8
 _MAGIC: Final = b"PAR1"
 _HEADER_BYTES: Final = 4 * 1024
 _LONGEST_HEADER_BYTES: Final = 1024 * 1024
-# Longer dictionaries are not looked into: their longest value may be all of it.
+# Longer dictionaries are not read: their longest value counts as the whole dictionary.
 _READ_DICTIONARY_BYTES: Final = 8 * 1024 * 1024
 _SHORT_BYTES: Final = 64
-# Of one value besides its bytes: two levels, and in a list an offset.
+# The bytes of one value besides its content: two levels, and in a list an offset.
 _OF_EACH_VALUE: Final = 4
 _OF_EACH_LIST: Final = 4
-# A text has an offset, a decimal takes up to 32 bytes whatever it is stored as.
+# A string has an offset; a decimal takes up to 32 bytes, however it is stored.
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 _DECIMAL_BYTES: Final = 32
 
@@ -68,10 +68,10 @@ class _Page:
 
 
 def require_small_footer(file: IO[bytes]) -> None:
-    """Refuse a file whose description alone would fill the memory; leaves the position where it was not.
+    """Refuse a file whose footer alone would fill the memory. It changes the position in the file.
 
     Raises:
-        OverAllowanceError: It would.
+        OverAllowanceError: The footer is too long.
     """
     end = file.seek(0, 2)
     file.seek(max(0, end - _TAIL_BYTES))
@@ -83,18 +83,18 @@ def require_small_footer(file: IO[bytes]) -> None:
 def rows_at_once(
     file: IO[bytes], metadata: Any, group: int, columns: pa.Schema, most_rows: int, allowance: Allowance
 ) -> int:
-    """Say how many rows of a row group may be decoded together.
+    """Return how many rows of a row group may be decoded together.
 
     Args:
         file: The file.
         metadata: Its ``pyarrow.parquet.FileMetaData``.
-        group: The row group's number.
-        columns: The columns that are read, of the types that Arrow makes of them.
-        most_rows: The most to say.
-        allowance: The message's: it ends a file of endless pages.
+        group: The number of the row group.
+        columns: The columns that are read, with the types that Arrow reads them as.
+        most_rows: The largest answer.
+        allowance: The limits of the message; its time ends a file with endless pages.
 
     Raises:
-        BadContentError: A page has no header that can be read.
+        BadContentError: The header of a page cannot be read.
         OverAllowanceError: Even one row may not fit into memory, or there are pages without end.
     """
     described = metadata.row_group(group)
@@ -122,7 +122,7 @@ def rows_at_once(
             elif leaf.physical_type == "BYTE_ARRAY":
                 of_value, of_page = -(-page.size // max(page.values, 1)), page.size
             else:
-                of_value, of_page = 0, 0  # its bytes are in the width
+                of_value, of_page = 0, 0  # counted in the width
             longest = max(longest, of_value)
             expanded += of_page + page.values * width
         held += largest + dictionary
@@ -140,14 +140,14 @@ def rows_at_once(
 
 
 def _value_bytes(leaf: Any) -> int:
-    """How many bytes Arrow takes for one value of a column, besides those of a text."""
+    """Return the bytes of one value of a column in Arrow, without those of a string."""
     if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
         return max(int(leaf.length), _DECIMAL_BYTES)
     return _DECIMAL_BYTES if leaf.logical_type.type == "DECIMAL" else _WIDTHS[leaf.physical_type]
 
 
 def _fixed_size(kind: pa.DataType) -> int:
-    """How many values one value of a type has because its lists are of a fixed size, along its largest branch."""
+    """Return how many values a value can have because of lists of a fixed size, along its largest branch."""
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     inner = max((_fixed_size(kind.field(number).type) for number in range(kind.num_fields)), default=1)
@@ -155,14 +155,14 @@ def _fixed_size(kind: pa.DataType) -> int:
 
 
 def _has_no_other_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list of a fixed size of single values, so that each row has as many."""
+    """Whether a type is a list of a fixed size with single values, so that each row has equally many."""
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return bool(pa.types.is_fixed_size_list(kind) and kind.value_field.type.num_fields == 0)
 
 
 def _pages(file: IO[bytes], chunk: Any) -> Iterator[_Page]:
-    """The pages of a column in a row group, as Arrow finds them."""
+    """Yield the pages of a column in a row group, as Arrow finds them."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
@@ -200,7 +200,7 @@ def _page(file: IO[bytes], at: int) -> _Page:
 
 
 def _longest_value(file: IO[bytes], page: _Page, compression: str) -> int:
-    """How long the longest text of a dictionary is, or how long it can be."""
+    """Return the length of the longest string of a dictionary, or the longest possible length."""
     at_most = max(0, page.size - 4 * page.values)
     if page.size > _READ_DICTIONARY_BYTES or at_most <= _SHORT_BYTES:
         return at_most
@@ -212,7 +212,7 @@ def _longest_value(file: IO[bytes], page: _Page, compression: str) -> int:
                 content, decompressed_size=page.size, codec=_CODECS.get(compression, compression.lower()), asbytes=True
             )
         except (pa.ArrowException, ValueError):
-            # In a framing that only Arrow's reader knows, or damaged, which it will say.
+            # The framing is known only to Arrow's reader, or the page is damaged, which that reader reports.
             return at_most
     longest = at = 0
     for _ in range(page.values):
@@ -225,7 +225,7 @@ def _longest_value(file: IO[bytes], page: _Page, compression: str) -> int:
 
 
 def _structure(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The numbers and structures of a structure, by the numbers of their fields, and where it ends."""
+    """Parse a Thrift structure: return its numbers and structures by the numbers of their fields, and its end."""
     if depth > 8:
         raise BadContentError(_DAMAGED)
     found: dict[int, Any] = {}

@@ -106,7 +106,7 @@ def test_a_slow_writer_of_iceberg_is_refused_where_another_completed_the_batch(
     slow = _meanwhile(table, once(lambda: stuck.apply(location, application)))
     slow.apply(location, application)
     assert subject.ids() == [("m1", 1), ("m1", 2)]
-    assert "waiting for others who write it" in caplog.text
+    assert "waiting for other writers" in caplog.text
     assert spark.table(f"{table.name}.refs").count() == 1, "no branch is left"
 
 
@@ -229,7 +229,7 @@ def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
         (gate / DOOR).write_text("")
         assert done.result() == table.version()
     assert subject.ids() == [("m1", 1)]
-    assert "waiting for others who write it" in caplog.text
+    assert "waiting for other writers" in caplog.text
     assert subject.leftovers() == []
 
 

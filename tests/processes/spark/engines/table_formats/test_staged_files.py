@@ -378,7 +378,7 @@ def test_somebody_who_commits_at_the_last_moment_is_waited_for(
     with meanwhile(partial(lake.change, statement)):
         lake.load(2)
     assert lake.ids() == ids
-    assert "waiting for others who write it" in caplog.text
+    assert "waiting for other writers" in caplog.text
 
 
 @contextmanager
