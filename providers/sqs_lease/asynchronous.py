@@ -44,6 +44,7 @@ from sqs_lease.keeper.session import (
     Messages,
     OnLost,
     SessionMessages,
+    SettlementError,
     ended,
     to_its_end,
 )
@@ -550,7 +551,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             while not self._stopping.is_set():
                 try:
                     async with self.lease() as batch:
-                        was_answered, pause_seconds = True, FIRST_PAUSE_SECONDS
+                        was_answered = True
                         if batch and self._stopping.is_set():
                             await batch.release(list(batch))
                         elif batch:
@@ -559,18 +560,23 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     if not was_answered:
                         raise
                     logger.warning("Receiving from %s failed: %s", self._settings.queue, error)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(pause_seconds):
-                            await self._stopping.wait()
-                    pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
-                except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
-                    what = class_and_place(error)
-                    logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
-                except asyncio.CancelledError as error:
-                    if _is_cancelled():
+                except SettlementError as error:
+                    # Without a pause, a caller who may not delete would work through the whole queue, again and again.
+                    logger.error("A batch was not settled: %s", error)  # noqa: TRY400 - the trace says nothing more
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                         raise
+                    # The end of the block settled the batch.
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
+                    continue
+                else:
+                    pause_seconds = FIRST_PAUSE_SECONDS
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_seconds):
+                        await self._stopping.wait()
+                pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
         async with self._running(concurrency, MOST_BATCHES, stop_within) as (queue, seconds):
             loop = asyncio.get_running_loop()

@@ -51,6 +51,7 @@ from sqs_lease.keeper.session import (
     OnLost,
     ReceivedMessages,
     SessionMessages,
+    SettlementError,
     ended,
 )
 from sqs_lease.sqs import client as boto3_client
@@ -761,7 +762,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         """Work on one batch after the other until :meth:`stop`, SIGTERM or SIGINT.
 
         Each batch is a lease of its own, which ends like one of :func:`lease`. An exception of ``handle`` is logged, by
-        its class, and the next batch follows.
+        its class, and the next batch follows; after a batch that the service refused to settle, it pauses first.
 
         Args:
             handle: Works on a batch, which is never empty. See :meth:`run`.
@@ -785,7 +786,6 @@ class Consumer(AbstractContextManager["Consumer"]):
                         # Added after the receive: a receive ends by itself, and its polls need an open lease.
                         blocks[block] = None
                         was_answered.set()
-                        pause_seconds = FIRST_PAUSE_SECONDS
                         if batch and self._is_stopping:
                             batch.release(list(batch))
                         elif batch:
@@ -794,14 +794,21 @@ class Consumer(AbstractContextManager["Consumer"]):
                     if not was_answered.is_set():
                         raise
                     logger.warning("Receiving from %s failed: %s", self._settings.queue, error)
-                    with suppress(Empty):
-                        self._woken.get(timeout=pause_seconds)
-                    pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+                except SettlementError as error:
+                    # Without a pause, a caller who may not delete would work through the whole queue, again and again.
+                    logger.error("A batch was not settled: %s", error)  # noqa: TRY400 - the trace says nothing more
                 except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
+                    continue
+                else:
+                    pause_seconds = FIRST_PAUSE_SECONDS
+                    continue
                 finally:
                     blocks.pop(block, None)
+                with suppress(Empty):
+                    self._woken.get(timeout=pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
         def give_back() -> None:
             for block in tuple(blocks):

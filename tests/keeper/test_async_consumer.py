@@ -421,6 +421,25 @@ def test_batches_are_leases(program: Program) -> None:
     assert max(sizes) <= 10
 
 
+@pytest.mark.parametrize("form", ["messages", "batches"])
+def test_it_does_not_work_through_the_queue_while_deletes_are_refused(program: Program, form: str) -> None:
+    program.orders.queue.send(*map(str, range(200)))
+    program.orders.faults = refused(Operation.DELETE)
+    worked_on: list[str] = []
+
+    async def work(given: Message | AsyncLeasedBatch) -> None:
+        worked_on.extend([given.body] if isinstance(given, Message) else [message.body for message in given])
+
+    async def main() -> None:
+        async with program.consumer(max_messages=10) as consumer:
+            asyncio.get_running_loop().call_later(VISIBILITY_SECONDS - 5, consumer.stop)
+            await (consumer.run(work) if form == "messages" else consumer.run_batches(work))
+
+    program.run(main)
+    # In flight at once are twice ten messages; the pauses between batches last 0.5, 1, 2, 4, 8, 10 s.
+    assert len(worked_on) <= (20 if form == "messages" else 60)
+
+
 def test_a_batch_whose_work_does_not_end_in_time_is_given_back(program: Program) -> None:
     program.orders.queue.send("a")
 

@@ -25,6 +25,7 @@ from sqs_lease import (
     Message,
     MessageFailed,
     Settled,
+    blocking,
     dead_letter,
     release,
 )
@@ -146,6 +147,25 @@ class TestSingleMessages:
         orders.faults = cut_off
         run_until(orders, lambda: orders.queue.deleted == 60, work, max_messages=7, concurrency=3)
         assert len(deletes) > 6
+        assert max(most) <= 7 + 10
+
+    def test_it_does_not_work_through_the_queue_while_deletes_are_refused(self, orders: Orders) -> None:
+        orders.queue.send(*map(str, range(60)))
+        refusals: list[TransportCall] = []
+        most: list[int] = []
+
+        def refuse(call: TransportCall) -> Fault:
+            if call.operation is not Operation.DELETE or len(refusals) >= 6:
+                return NO_FAULT
+            refusals.append(call)
+            return DENIED
+
+        def work(message: Message) -> None:
+            most.append(len(orders.queue.invisible))
+
+        orders.faults = refuse
+        run_until(orders, lambda: orders.queue.deleted == 60, work, max_messages=7, concurrency=3, visibility=2)
+        assert len(refusals) == 6
         assert max(most) <= 7 + 10
 
     def test_several_are_worked_on_at_a_time(self, orders: Orders) -> None:
@@ -498,6 +518,27 @@ class TestBatches:
             consumer.run_batches(work)
         assert orders.queue.dead_letters == ["bad"]
         assert "ValueError" in caplog.text
+
+    def test_it_pauses_after_a_batch_that_the_service_refused_to_settle(
+        self, orders: Orders, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blocking, "FIRST_PAUSE_SECONDS", 3600.0)
+        orders.queue.send(*map(str, range(60)))
+        orders.faults = refused(Operation.DELETE)
+        sizes: list[int] = []
+        with Consumer("orders", max_messages=10, linger=0) as consumer:
+
+            def stop() -> None:
+                try:
+                    eventually(lambda: "were not settled as asked" in caplog.text)
+                finally:
+                    consumer.stop()
+
+            stopping = Thread(target=stop)
+            stopping.start()
+            consumer.run_batches(lambda batch: sizes.append(len(batch)))
+            stopping.join(60)
+        assert len(sizes) == 1
 
     def test_several_are_worked_on_at_a_time(self, orders: Orders) -> None:
         orders.queue.send(*map(str, range(2)))

@@ -8,8 +8,9 @@ one by the end of its work. Workers are threads or tasks, which take the message
 - **At most ``max_messages`` are in hand**, waiting or worked on. It receives again when there is room for ten, or when
   no more messages are offered than there are workers.
 - **At most as many again (ten at least) are being settled.** Messages whose work has ended are in flight until the
-  service has deleted them, and come again if the program dies. While deletes fail, a consumer would otherwise work
-  through the whole queue, and then repeat all of it.
+  service has deleted them, and come again if the program dies. A message that the service refuses to delete stays in
+  flight for a visibility timeout more. While deletes fail or are refused, a consumer would otherwise work through the
+  whole queue, and then repeat all of it, until every message is in the dead-letter queue.
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
   ended. When one of them goes back to the queue, those behind it go back, too, and are not worked on.
@@ -111,6 +112,9 @@ class Consuming:
         self._lines: dict[str, deque[Work]] = {}
         self._left: dict[Batch, int] = {}  # the number of messages of a receive that have not ended
         self._held = 0  # the sum of those: in hand, and being settled
+        # The times when messages are visible again that the service refused to settle.
+        self._in_flight: deque[float] = deque()
+        self._in_flight_timer: asyncio.TimerHandle | None = None
         self._received_messages = 0
         self._ended: Counter[Outcome] = Counter()
         self._counts: Counter[str] = Counter()
@@ -205,7 +209,8 @@ class Consuming:
 
     def _room(self) -> int:
         most = self._settings.options.max_messages
-        room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)
+        in_flight = self._held + len(self._in_flight)
+        room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - in_flight)
         if room >= min(MAX_BATCH_ENTRIES, most):
             return room
         # It does not ask whether any is unclaimed: a free worker may claim one late, and without notice.
@@ -277,6 +282,8 @@ class Consuming:
             outcome = Outcome.LOST
         self._ended[outcome] += 1
         self._held -= 1
+        if outcome is Outcome.FAILED:
+            self._stays_in_flight()
         if self._stream is not None:
             self._stream.look()
         left = self._left[batch] = self._left[batch] - 1
@@ -286,6 +293,21 @@ class Consuming:
                 self._counts[name] += getattr(batch, name)
             self._queue.keeper.drop(batch)
             self._changed.set()
+
+    def _stays_in_flight(self) -> None:
+        """Count a message that was not settled until it is visible again."""
+        loop = asyncio.get_running_loop()
+        self._in_flight.append(loop.time() + self._queue.policy.visibility_seconds)
+        if self._in_flight_timer is None and not self._stopping:
+            self._in_flight_timer = loop.call_at(self._in_flight[0], self._are_visible_again)
+
+    def _are_visible_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._in_flight and self._in_flight[0] <= loop.time():
+            self._in_flight.popleft()
+        self._in_flight_timer = loop.call_at(self._in_flight[0], self._are_visible_again) if self._in_flight else None
+        if self._stream is not None:
+            self._stream.look()
 
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Take in that another consumer may have a message: if its work has not begun, it never begins."""
@@ -327,6 +349,8 @@ class Consuming:
     async def _end(self) -> None:
         """Give back the messages still in hand, and wait until all are settled, for a bounded time."""
         self.stop()
+        if self._in_flight_timer is not None:
+            self._in_flight_timer.cancel()
         self._give_back_waiting()
         if self._works:
             logger.warning(
