@@ -1564,16 +1564,23 @@ CONSUMERS: Final = (
     Mutant(
         "more messages are in hand than were asked for",
         "keeper/consuming.py",
-        "room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)",
-        "room = most + max(most, MAX_BATCH_ENTRIES) - self._held",
+        "room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - in_flight)",
+        "room = most + max(most, MAX_BATCH_ENTRIES) - in_flight",
         (f"{_CONSUMER}::TestSingleMessages::test_no_more_are_in_hand_than_were_asked_for",),
     ),
     Mutant(
         "a consumer receives on while deletes fail",
         "keeper/consuming.py",
-        "room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - self._held)",
+        "room = min(most - len(self._works), most + max(most, MAX_BATCH_ENTRIES) - in_flight)",
         "room = most - len(self._works)",
         (f"{_CONSUMER}::TestSingleMessages::test_no_more_are_received_than_can_be_deleted",),
+    ),
+    Mutant(
+        "a consumer receives on while deletes are refused",
+        "keeper/consuming.py",
+        "        if outcome is Outcome.FAILED:\n            self._stays_in_flight()\n",
+        "",
+        (_ASYNC_CONSUMER,),
     ),
     Mutant(
         "messages of a group are worked on side by side",
