@@ -20,13 +20,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric, Sum
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
+from sqs_lease import blocking, lease
 from sqs_lease.airflow.triggers import shared as metrics
 from sqs_lease.airflow.triggers.shared import AirflowMeter, Gauges, PollAge
 from sqs_lease.core.events import Outcome
 from sqs_lease.keeper.batch import Meter
 from sqs_lease.keeper.keeper import Holding
 from sqs_lease.keeper.telemetry import open_telemetry_meter
-from sqs_lease.testing import VirtualClock, run_virtual
+from sqs_lease.testing import LeasedQueues, MemoryTransport, VirtualClock, run_virtual
 from tests.docker.dashboard import Expression, dashboard, expressions, filled_in
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
@@ -90,6 +91,15 @@ def tell_all(meter: Meter) -> None:
         meter.ended(QUEUE, outcome, 0.1)
 
 
+def lease_one_message(patched: pytest.MonkeyPatch) -> None:
+    """Receive a message and settle it, as a program does."""
+    queues = LeasedQueues()
+    queues.create("orders", "a")
+    patched.setattr(blocking, "open_transport", lambda client, queue: MemoryTransport(queues.sqs))
+    with lease("orders", wait=0, linger=0):
+        pass
+
+
 @contextmanager
 def airflows_stats(provider: MeterProvider) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
@@ -104,6 +114,7 @@ def published() -> Published:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(opentelemetry_metrics, "get_meter", found.provider.get_meter)
         tell_all(open_telemetry_meter())
+        lease_one_message(patched)
     with airflows_stats(found.airflows_provider):
         tell_all(AirflowMeter())
         Gauges().show([Holding(QUEUE, 1, 1, 0.0)], 1.0)

@@ -89,6 +89,8 @@ def test_one_span_holds_receive_extensions_and_settlement_within_the_trace_of_th
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.batch.message_count": 4,
+        "server.address": "sqs.us-east-1.amazonaws.com",
+        "server.port": 443,
         "sqs_lease.deleted": 4,
     }
     assert span.status.status_code is StatusCode.UNSET

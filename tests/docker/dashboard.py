@@ -14,7 +14,7 @@ FILLED_IN: Final = {"$queue": ".*", "$__range": "1h", "$__rate_interval": "1h"}
 """What Grafana puts into expressions, here for all queues and one hour."""
 
 # A label may be named like one: `sqs_lease_outcome="deleted"`.
-_METRIC: Final = re.compile(r"\b(?:airflow_)?sqs_lease_\w+\b(?!\s*(?:=|!))")
+_METRIC: Final = re.compile(r"\b(?:(?:airflow_)?sqs_lease_|messaging_(?:client|process)_)\w+\b(?!\s*(?:=|!))")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def test_an_expression_reads_our_metrics_for_the_queues_that_are_chosen(expressi
     assert expression.metrics
     if expression.panel != "choice of queues":
         selected = len(re.findall(r"(?:queue|messaging_destination_name)=~\"\.\*\"", expression.text))
-        assert selected == len(re.findall(r"sqs_lease_\w+\{", expression.text))
+        assert selected == len(re.findall(r"(?:sqs_lease|messaging)_\w+\{", expression.text))
 
 
 def test_the_images_of_others_are_in_profiles_that_need_them() -> None:

@@ -19,14 +19,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from sqs_lease import Fixed, async_lease, lease, release
+from sqs_lease.clock import SystemClock
 from sqs_lease.keeper import telemetry
 from sqs_lease.keeper.loop_thread import LoopThreadError
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.testing import MemorySqs, MemoryTransport
 from sqs_lease.testing.leased_queues import LeasedQueues
 from sqs_lease.testing.pytest_plugin import leased_queues
 
 __all__ = ["leased_queues"]
 
 PATIENCE_SECONDS = 120.0
+
+SERVER = "sqs.us-east-1.amazonaws.com", 443
 
 TRACE, SENDER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 W3C = {"traceparent": {"DataType": "String", "StringValue": f"00-{TRACE}-{SENDER}-01"}}
@@ -60,6 +65,31 @@ class Published:
                         outcome = str(attributes.get("sqs_lease.outcome", ""))
                         value = getattr(point, "value", None)
                         found.setdefault(metric.name, {})[outcome] = point if value is None else value
+        return found
+
+    def by_operation(self, name: str) -> dict[str, Any]:
+        """The points of a metric of the conventions, by operation and error."""
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        points = [
+            point
+            for of_resource in data.resource_metrics
+            for scope in of_resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+        found: dict[str, Any] = {}
+        for point in points:
+            attributes = dict(point.attributes or {})
+            assert attributes.pop("messaging.system") == "aws_sqs"
+            assert attributes.pop("messaging.destination.name") == "orders"
+            assert (attributes.pop("server.address"), attributes.pop("server.port")) == SERVER
+            error = attributes.pop("error.type", "")
+            operation = attributes.pop("messaging.operation.name")
+            kind = attributes.pop("messaging.operation.type", "")
+            assert attributes == {}
+            found[f"{operation} {kind} {error}".strip()] = point
         return found
 
     def span(self) -> ReadableSpan:
@@ -98,6 +128,76 @@ def test_the_buckets_of_the_release_latency_tell_a_tenth_of_a_second_from_ten(
     assert [bound for bound in bounds if 0.1 <= bound < 10] == [0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
 
+def test_calls_are_measured_by_the_conventions_for_messaging(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a", "b", "c")
+    with lease("orders", max_messages=3, wait=0, linger=0) as batch:
+        batch.fail(next(iter(batch)), "no")
+    calls = published.by_operation("messaging.client.operation.duration")
+    assert set(calls) == {"receive receive", "delete settle", "change_visibility"}
+    assert calls["delete settle"].count == 1
+    assert calls["receive receive"].explicit_bounds == telemetry.OPERATION_SECONDS
+    assert published.by_operation("messaging.client.consumed.messages")["receive receive"].value == 3
+
+
+def test_a_poll_without_messages_is_a_call_that_consumed_none(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders")
+    with lease("orders", wait=0, linger=0):
+        pass
+    assert set(published.by_operation("messaging.client.operation.duration")) == {"receive receive"}
+    assert published.by_operation("messaging.client.consumed.messages") == {}
+    assert published.by_operation("messaging.process.duration") == {}
+
+
+def test_a_call_that_fails_has_the_type_of_its_error(published: Published, leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0) as batch:
+        (message,) = batch
+        leased_queues.sqs.delete(queue.url, [message.receipt])
+        batch.release(message)
+    calls = published.by_operation("messaging.client.operation.duration")
+    (failed,) = [name for name in calls if name.startswith("change_visibility")]
+    assert failed == "change_visibility  InvalidParameterValue"
+    assert set(published.by_operation("messaging.process.duration")) == {"process process lost"}
+
+
+def test_a_refused_receive_is_measured_too(published: Published) -> None:
+    import asyncio
+
+    async def receive() -> None:
+        transport = telemetry.metered(MemoryTransport(MemorySqs(SystemClock())), SystemClock())
+        url = f"https://{SERVER[0]}/1/orders"
+        with pytest.raises(SqsError):
+            await transport.receive(url, max_messages=1, wait_seconds=0, visibility_seconds=9)
+
+    asyncio.run(receive())
+    (call,) = published.by_operation("messaging.client.operation.duration")
+    assert call == "receive receive NonExistentQueue"
+
+
+def test_processing_is_as_long_as_its_span(published: Published, leased_queues: LeasedQueues) -> None:
+    leased_queues.create("orders", "a")
+    with lease("orders", wait=0, linger=0):
+        pass
+    point = published.by_operation("messaging.process.duration")["process process"]
+    span = published.span()
+    assert point.count == 1
+    assert span.start_time is not None
+    assert span.end_time is not None
+    # The span ends in a thread, a moment later.
+    assert 0 < point.sum <= (span.end_time - span.start_time) / 1e9 + 0.001
+
+
+def test_work_that_raises_is_measured_with_the_class_of_its_error(
+    published: Published, leased_queues: LeasedQueues
+) -> None:
+    leased_queues.create("orders", "a")
+    with pytest.raises(ValueError, match="secret"), lease("orders", wait=0, linger=0, on_failure=release()):
+        raise ValueError("secret")
+    assert set(published.by_operation("messaging.process.duration")) == {"process process ValueError"}
+
+
 def test_the_span_lasts_from_the_receive_to_the_settlement(published: Published, leased_queues: LeasedQueues) -> None:
     leased_queues.create("orders", "a", "b")
     with lease("orders", max_messages=2, wait=0, linger=0) as batch:
@@ -113,6 +213,8 @@ def test_the_span_lasts_from_the_receive_to_the_settlement(published: Published,
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.batch.message_count": 2,
+        "server.address": SERVER[0],
+        "server.port": SERVER[1],
         "sqs_lease.deleted": 2,
     }
     assert span.status.status_code is StatusCode.UNSET
@@ -394,8 +496,9 @@ def test_the_span_ends_also_where_the_thread_that_extends_died(
 def test_a_program_that_does_not_use_it_does_not_import_it() -> None:
     code = (
         "import sys\nfrom sqs_lease import lease\nfrom sqs_lease.testing import LeasedQueues\n"
-        "from sqs_lease.keeper.telemetry import LeaseSpan, open_telemetry_meter\n"
-        "open_telemetry_meter(); LeaseSpan()\n"
+        "from sqs_lease.clock import SystemClock\n"
+        "from sqs_lease.keeper.telemetry import LeaseSpan, metered, open_telemetry_meter\n"
+        "open_telemetry_meter(); LeaseSpan(SystemClock()); metered(None, SystemClock())\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -72,7 +72,15 @@ def test_the_example_sends_metrics_and_spans() -> None:
     for body in received["/v1/metrics"]:
         for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
             names |= {metric.name for scope in of_resource.scope_metrics for metric in scope.metrics}
-    assert names == {"sqs_lease.held", "sqs_lease.batches", "sqs_lease.settled", "sqs_lease.release_latency"}
+    assert names == {
+        "sqs_lease.held",
+        "sqs_lease.batches",
+        "sqs_lease.settled",
+        "sqs_lease.release_latency",
+        "messaging.client.operation.duration",
+        "messaging.client.consumed.messages",
+        "messaging.process.duration",
+    }
     spans = [
         span
         for body in received["/v1/traces"]

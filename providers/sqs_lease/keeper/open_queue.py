@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from sqs_lease.clock import Clock
+from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.receiver import Receiver
-from sqs_lease.keeper.telemetry import open_telemetry_meter
+from sqs_lease.keeper.telemetry import metered, open_telemetry_meter
 from sqs_lease.sqs.transport import Transport
 
 
@@ -36,6 +36,8 @@ class OpenQueue:
         self.queue = queue
         self._longest_poll_seconds = longest_poll_seconds
         self.policy = policy
+        clock = SystemClock() if clock is None else clock
+        transport = metered(transport, clock)
         self.keeper = Keeper(transport, clock=clock, meter=open_telemetry_meter())
         self._transport = transport
         self._receiver: Receiver | None = None

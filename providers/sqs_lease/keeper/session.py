@@ -174,7 +174,7 @@ class LeaseSession:
         self._closes_queue = closes_queue
         self._lease_log = LeaseLog(settings.queue)
         self._batch: Batch | None = None
-        self._span = LeaseSpan()
+        self._span = LeaseSpan(queue.keeper.clock)
         self._error_type: str | None = None
         self._listener = listening
         self._decided: dict[Receipt, Settlement] = {}  # the settlements requested; entries are only added

@@ -15,6 +15,18 @@ Metrics, each with ``messaging.system`` (``aws_sqs``) and ``messaging.destinatio
     sqs_lease.settled          counter          {message}  settlements, with the attribute ``sqs_lease.outcome``
     sqs_lease.release_latency  histogram        s          from the decision that a message failed to its being visible
 
+Beside them are metrics of OpenTelemetry's semantic conventions for messaging, which other clients of queues publish
+under the same names. They have ``messaging.operation.name``, ``server.address`` and ``server.port`` as well, and
+``error.type`` if the operation failed:
+
+    messaging.client.operation.duration  histogram  s          each call to SQS about messages
+    messaging.client.consumed.messages   counter    {message}  messages that were received
+    messaging.process.duration           histogram  s          leases: as long as the span below
+
+The operations are ``receive``, ``change_visibility``, ``delete``, ``send`` and ``process``. Calls are measured where
+they are made (:class:`MeteredTransport`), so failed calls and polls without messages are included. The conventions are
+still in development.
+
 The span ``process <queue>`` lasts from the receive of the first message to the settlement of the last one. It has a
 link to the trace of each message's producer: W3C trace context in the message attributes ``traceparent`` and
 ``tracestate``, or X-Ray's in the system attribute ``AWSTraceHeader``. Attributes are those of OpenTelemetry's semantic
@@ -31,20 +43,26 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+from sqs_lease.clock import Clock
+from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.daemon_threads import DaemonThreads
 from sqs_lease.keeper.batch import LeaseReport, Meter, Unmetered
+from sqs_lease.sqs.errors import SqsError
+from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from contextvars import Token
 
     from opentelemetry.context import Context
+    from opentelemetry.metrics import Counter, Histogram
     from opentelemetry.trace import Link, Span
 
 logger = logging.getLogger(__name__)
@@ -58,9 +76,18 @@ MOST_LINKS: Final = 128
 RELEASE_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of the buckets of ``sqs_lease.release_latency``: OpenTelemetry's own begin at 5, for milliseconds."""
 
+OPERATION_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Bounds of the buckets of the durations, as the conventions have them."""
+
 _SYSTEM: Final = "messaging.system"
 _QUEUE: Final = "messaging.destination.name"
 _OUTCOME: Final = "sqs_lease.outcome"
+_OPERATION: Final = "messaging.operation.name"
+_OPERATION_TYPE: Final = "messaging.operation.type"
+_ERROR_TYPE: Final = "error.type"
+_PROCESS: Final = {_OPERATION: "process", _OPERATION_TYPE: "process"}
+_TYPES: Final = {"receive": "receive", "delete": "settle", "send": "send"}
+"""The conventions' type of an operation; an extension or a release by ``change_visibility`` has none."""
 
 _ACTIVE_SPAN: Final = f"{NAME}-entered"
 """The key of the innermost lease in a context of OpenTelemetry."""
@@ -140,6 +167,136 @@ class _OpenTelemetryMeter:
         return self._attributes[queue_url]
 
 
+def metered(transport: Transport, clock: Clock) -> Transport:
+    """Return a transport that measures its calls; the same one if the program does not use OpenTelemetry's metrics."""
+    found = _safely(lambda: MeteredTransport(transport, clock)) if "opentelemetry.metrics" in sys.modules else None
+    return transport if found is None else found
+
+
+class MeteredTransport:
+    """A transport that measures the calls of another one, by OpenTelemetry's conventions for messaging clients.
+
+    A cancelled call is not measured: the service may or may not have carried it out.
+
+    Args:
+        transport: Makes the calls.
+        clock: The source of time.
+    """
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        from opentelemetry import metrics
+
+        meter = metrics.get_meter(NAME)
+        self._transport = transport
+        self._clock = clock
+        self._duration: Histogram = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of a call about messages",
+            explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
+        )
+        self._consumed: Counter = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Number of messages that were delivered to the application",
+        )
+        self._attributes: dict[tuple[str, str], dict[str, Any]] = {}  # by queue and operation: made once
+
+    async def queue_url(self, queue: str) -> str:
+        """See :class:`Transport`. It is not measured, because it is not an operation on messages."""
+        return await self._transport.queue_url(queue)
+
+    async def queue_attributes(self, queue_url: str) -> QueueAttributes:
+        """See :class:`Transport`. It is not measured, because it is not an operation on messages."""
+        return await self._transport.queue_attributes(queue_url)
+
+    async def receive(
+        self,
+        queue_url: str,
+        *,
+        max_messages: int,
+        wait_seconds: int,
+        visibility_seconds: int | None,
+        attempt_id: str | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Sequence[Message]:
+        """See :class:`Transport`. A long poll lasts until its answer; it waits for a message meanwhile."""
+        call = self._transport.receive(
+            queue_url,
+            max_messages=max_messages,
+            wait_seconds=wait_seconds,
+            visibility_seconds=visibility_seconds,
+            attempt_id=attempt_id,
+            on_sent=on_sent,
+        )
+        messages = await self._measured(queue_url, "receive", call)
+        if messages:
+            _safely(lambda: self._consumed.add(len(messages), self._of(queue_url, "receive")))
+        return messages
+
+    async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
+        """See :class:`Transport`."""
+        call = self._transport.change_visibility(queue_url, changes)
+        return await self._measured(queue_url, "change_visibility", call, _error_of)
+
+    async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
+        """See :class:`Transport`."""
+        return await self._measured(queue_url, "delete", self._transport.delete(queue_url, receipts), _error_of)
+
+    async def send(
+        self,
+        queue_url: str,
+        body: str,
+        *,
+        message_attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        message_group_id: str | None = None,
+        deduplication_id: str | None = None,
+    ) -> str:
+        """See :class:`Transport`."""
+        call = self._transport.send(
+            queue_url,
+            body,
+            message_attributes=message_attributes,
+            message_group_id=message_group_id,
+            deduplication_id=deduplication_id,
+        )
+        return await self._measured(queue_url, "send", call)
+
+    async def aclose(self) -> None:
+        """See :class:`Transport`."""
+        await self._transport.aclose()
+
+    async def _measured(
+        self, queue_url: str, operation: str, call: Awaitable[_T], error_of: Callable[[_T], str] = lambda _: ""
+    ) -> _T:
+        began_at = self._clock.now()
+        try:
+            answer = await call
+        except SqsError as error:
+            self._record(queue_url, operation, self._clock.now() - began_at, error.code or type(error).__name__)
+            raise
+        self._record(queue_url, operation, self._clock.now() - began_at, error_of(answer))
+        return answer
+
+    def _record(self, queue_url: str, operation: str, seconds: float, error_type: str) -> None:
+        failed = {_ERROR_TYPE: error_type} if error_type else {}
+        _safely(lambda: self._duration.record(seconds, {**self._of(queue_url, operation), **failed}))
+
+    def _of(self, queue_url: str, operation: str) -> dict[str, Any]:
+        key = queue_url, operation
+        if key not in self._attributes:
+            kind = {_OPERATION_TYPE: _TYPES[operation]} if operation in _TYPES else {}
+            self._attributes[key] = {**_attributes(queue_url), **_server(queue_url), _OPERATION: operation, **kind}
+        return self._attributes[key]
+
+
+def _error_of(answers: Sequence[EntryAnswer]) -> str:
+    """Return the error of a call with an answer for each entry, if no entry was done."""
+    if not answers or any(answer.verdict is Verdict.DONE for answer in answers):
+        return ""
+    return answers[0].code or answers[0].verdict.value
+
+
 def traceparent_here() -> str:
     """Return the current span of this thread or task as W3C trace context; empty if there is none."""
     carrier: dict[str, str] = {}
@@ -182,15 +339,21 @@ async def publish_span(
 
 
 class LeaseSpan:
-    """The span of one lease; nothing if the program does not use OpenTelemetry, or no message came.
+    """The span of one lease, and its ``messaging.process.duration``.
 
-    It is a child of the span that is current where this is made. Its methods never raise. Those that are not coroutines
-    may be called from any thread.
+    Nothing is published if the program does not use OpenTelemetry, or no message came. The span is a child of the span
+    that is current where this is made. The methods never raise. Those that are not coroutines may be called from any
+    thread.
+
+    Args:
+        clock: The source of time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._parent = _safely(_current) if "opentelemetry.trace" in sys.modules else None
         self._span: Span | None = None
+        self._measured: tuple[str, float] | None = None  # the queue, and when its first message was received
 
     async def begin(self, queue_url: str, messages: Sequence[Message], received_at: float) -> None:
         """Begin the span, beside the event loop. The caller must not be cancelled: the span would not end.
@@ -201,6 +364,8 @@ class LeaseSpan:
             received_at: When the first of them was received, in seconds since the epoch.
         """
         parent, self._parent = self._parent, None
+        if messages and "opentelemetry.metrics" in sys.modules:
+            self._measured = queue_url, received_at
         if messages and parent is not None:
             self._span = await _beside(lambda: _started(queue_url, messages, received_at, parent))
 
@@ -229,15 +394,25 @@ class LeaseSpan:
             error_type: The class of the exception that the work raised, without its text, which may quote a body; None
                 if it ended well.
         """
+        self._measure(report, error_type)
         span, self._span = self._span, None
         if span is not None:
             await _beside(lambda: _finish(span, _counts(report), error_type))
 
     def end_now(self, report: LeaseReport, error_type: str | None) -> None:
         """End the span here, if it has not ended yet because the event loop died before that."""
+        self._measure(report, error_type)
         span, self._span = self._span, None
         if span is not None:
             _safely(lambda: _finish(span, _counts(report), error_type))
+
+    def _measure(self, report: LeaseReport, error_type: str | None) -> None:
+        measured, self._measured = self._measured, None
+        if measured is not None:
+            queue_url, received_at = measured
+            # The wall clock may have been set back meanwhile.
+            seconds = max(self._clock.wall() - received_at, 0.0)
+            _safely(lambda: _record_process(queue_url, seconds, _type_of_error(_counts(report), error_type)))
 
 
 def _current() -> Context:
@@ -267,8 +442,8 @@ def _span(
         kind=trace.SpanKind.CONSUMER,
         attributes={
             **_attributes(queue_url),
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
+            **_server(queue_url),
+            **_PROCESS,
             "messaging.batch.message_count": messages,
             **attributes,
         },
@@ -363,15 +538,29 @@ def _finish(span: Span, counts: Mapping[Outcome, int], error_type: str | None) -
     from opentelemetry.trace import Status, StatusCode
 
     span.set_attributes({f"{NAME}.{_named(outcome)}": count for outcome, count in counts.items() if count})
-    trouble = [outcome for outcome in _TROUBLE if counts[outcome]]
-    if error_type is not None:
-        span.set_attribute("error.type", error_type)
-        span.set_status(Status(StatusCode.ERROR, error_type))
-    elif trouble:
-        span.set_attribute("error.type", _named(trouble[0]))
-        said = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in trouble)
-        span.set_status(Status(StatusCode.ERROR, said))
+    if (type_of_error := _type_of_error(counts, error_type)) is not None:
+        span.set_attribute(_ERROR_TYPE, type_of_error)
+        trouble = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in _TROUBLE if counts[outcome])
+        span.set_status(Status(StatusCode.ERROR, trouble if error_type is None else error_type))
     span.end()
+
+
+def _record_process(queue_url: str, seconds: float, error_type: str | None) -> None:
+    from opentelemetry import metrics
+
+    duration = metrics.get_meter(NAME).create_histogram(
+        "messaging.process.duration",
+        "s",
+        "Duration from the first receive of a lease to its last settlement",
+        explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
+    )
+    failed = {} if error_type is None else {_ERROR_TYPE: error_type}
+    duration.record(seconds, {**_attributes(queue_url), **_server(queue_url), **_PROCESS, **failed})
+
+
+def _type_of_error(counts: Mapping[Outcome, int], error_type: str | None) -> str | None:
+    """Return the class of the work's exception, or else the first outcome that is an error; None without an error."""
+    return error_type or next((_named(outcome) for outcome in _TROUBLE if counts[outcome]), None)
 
 
 def _links(messages: Iterable[Message]) -> Iterable[Link]:
@@ -422,6 +611,12 @@ def _producer(message: Message) -> Context:
 
 def _attributes(queue_url: str) -> dict[str, Any]:
     return {_SYSTEM: "aws_sqs", _QUEUE: _name(queue_url)}
+
+
+def _server(queue_url: str) -> dict[str, Any]:
+    """Return the server in the queue's URL."""
+    url = urlsplit(queue_url)
+    return {"server.address": url.hostname or "", "server.port": url.port or (80 if url.scheme == "http" else 443)}
 
 
 def _name(queue_url: str) -> str:

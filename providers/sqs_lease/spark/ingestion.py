@@ -1,8 +1,8 @@
 """Ingestion of a batch of messages into a table, each message once: the order of steps that guarantees this.
 
-1. Write the messages to a file. Reject bodies that the source cannot parse for their syntax: a strict parser reads each
-   body once, because Spark's ``from_json`` accepts text after the object, a second object and single quotes, and keeps
-   only one value of a repeated key. Each of these would be data lost in silence.
+1. Write the messages to a file. Reject bodies whose syntax the source cannot parse. The check is strict, because
+   Spark's ``from_json`` accepts text after the object, a second object and single quotes, and keeps only one value of a
+   repeated key: each of these would be data lost in silence. For JSON, the tasks of step 3 may do this check instead.
 2. Ask the table which of the messages it knows.
 3. Let Spark parse the others in one pass and stage their rows where no reader of the table sees them. Rejects, and
    messages without anything to store, are observed in the same pass. If source and table allow it, Spark's tasks read

@@ -427,9 +427,9 @@ class Abandoned:
 
 def statistics_of(admitted: Admitted, entries: pa.Table) -> dict[str, Any]:
     """Return the statistics of an admission's file for the log, so that most look-ups need not open the file."""
-    said = asdict(admitted)
-    constant = {name: value for name, value in said.items() if value is not None}
-    nulls = {name: entries.num_rows if value is None else 0 for name, value in said.items()}
+    values = asdict(admitted)
+    constant = {name: value for name, value in values.items() if value is not None}
+    nulls = {name: entries.num_rows if value is None else 0 for name, value in values.items()}
     nulls["sent_at"] = entries["sent_at"].null_count
     lowest, highest = dict(constant), dict(constant)
     times = pc.min_max(entries["sent_at"])

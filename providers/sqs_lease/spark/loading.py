@@ -138,7 +138,8 @@ class Loading:
             return self._load_while_contended(writers, part, parse)
 
     def _load_while_contended(self, writers: ConcurrentWriters, part: pa.ChunkedArray, parse: Parse) -> Loaded:
-        asked: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
+        # Look-ups and commits go by keys, if the source gives them; rows are staged by the table itself.
+        table: Table[Any] | KeyedTable = self.table if self.keys is None else KeyedTable(self.table, self.keys)
         is_all = part is self.expected
         others = NO_IDS if is_all else without(self.expected, part)
         parsed: Parsed | None = None
@@ -147,7 +148,7 @@ class Loading:
         ours_before = 0
         try:
             while True:
-                looked_up = asked.look_up(self.messages)
+                looked_up = table.look_up(self.messages)
                 known = only(looked_up.known, part)
                 known_ids = known["message_id"]
                 ours = self._ours(looked_up)
@@ -170,7 +171,7 @@ class Loading:
                     outcome = BatchOutcome(known_ids, parsed.ingested, empty, rejected["message_id"])
                     outcome.require_each_once(part, self.batch_id)
                 except Exception:
-                    if not self._has_conflict(asked, ours):
+                    if not self._has_conflict(table, ours):
                         raise
                     # The other try cleans up, and perhaps removed what this one was writing. Spark need not call that a
                     # failure, so the messages may only seem to be missing.
@@ -185,7 +186,7 @@ class Loading:
                 if entries.num_rows:
                     self.before_commit()
                     try:
-                        version = asked.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
+                        version = table.commit(looked_up, Admission(self.batch_id, entries, parsed.staged))
                     except CommitConflict as conflict:
                         writers.pause(str(conflict) or "another process committed")
                         continue
@@ -195,17 +196,17 @@ class Loading:
             if parsed is not None and not committed:
                 self._discard(parsed)
 
-    def _has_conflict(self, asked: Table[Any] | KeyedTable, ours: int) -> bool:
+    def _has_conflict(self, table: Table[Any] | KeyedTable, ours: int) -> bool:
         """Whether another try of the batch was committed since the look-up; False if the table does not answer."""
         try:
-            return self._ours(asked.look_up(self.messages)) != ours
+            return self._ours(table.look_up(self.messages)) != ours
         except Exception:  # noqa: BLE001 - the error before this one says more
             return False
 
     def _ours(self, looked_up: LookUp) -> int:
         """Count the entries that the table has from any try of the batch."""
         # Entries and not messages, because one entry may stand for several messages with the same key.
-        entries = looked_up.asked.known if isinstance(looked_up, KeyedLookUp) else looked_up.known
+        entries = looked_up.by_keys.known if isinstance(looked_up, KeyedLookUp) else looked_up.known
         ours: int = pc.sum(pc.equal(entries["batch_id"], self.batch_id), min_count=0).as_py()
         return ours
 

@@ -112,8 +112,8 @@ class Place:
             else "that the bucket exists, that its region and endpoint are right (storage_options or the environment), "
             "and that this process has credentials for it"
         )
-        said = " ".join(_DECORATION.sub(" ", str(error)).split())
-        return TableError(f"{self} {what} ({said}): check {reached}")
+        reason = " ".join(_DECORATION.sub(" ", str(error)).split())
+        return TableError(f"{self} {what} ({reason}): check {reached}")
 
     def remove(self, directory: str) -> None:
         """Remove files that no table has. A failure is only logged, because such files do no harm."""

@@ -29,13 +29,13 @@ KEY: Final = "key"
 class KeyedLookUp:
     """Answer of a table by message ids, with its own answer by keys: see :class:`.sinks.sink.LookUp`."""
 
-    asked: LookUp
+    by_keys: LookUp
     known: pa.Table
 
     @property
     def version(self) -> int | None:
         """See :class:`.sinks.sink.LookUp`."""
-        return self.asked.version
+        return self.by_keys.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class KeyedTable:
         keys = self.keys.of(message_ids)
         either = pc.unique(together(keys, message_ids))
         # Without times, because a duplicate was sent at another time.
-        asked = self.table.look_up(message_table(LOOKED_UP, either))
-        found = asked.known["message_id"].combine_chunks()
+        by_keys = self.table.look_up(message_table(LOOKED_UP, either))
+        found = by_keys.known["message_id"].combine_chunks()
         # By its own id first: a reject stays a reject, even if the table has a message of its key by now.
         row = pc.coalesce(pc.index_in(message_ids, found), pc.index_in(keys, found))
         is_known = pc.is_valid(row)
-        known = asked.known.take(row.filter(is_known)).set_column(0, KNOWN.field(0), message_ids.filter(is_known))
+        known = by_keys.known.take(row.filter(is_known)).set_column(0, KNOWN.field(0), message_ids.filter(is_known))
         # A duplicate does not count as stored by its batch. Only the first message of a key counts, if it is not a
         # reject.
         is_reject = pc.equal(known["outcome"], REJECTED)
         rejects = known["message_id"].filter(is_reject)
         is_first = is_among(known["message_id"], together(rejects, self.keys.firsts(without(message_ids, rejects))))
         by = pc.if_else(is_first, known["batch_id"], "")
-        return KeyedLookUp(asked, known.set_column(1, KNOWN.field(1), by))
+        return KeyedLookUp(by_keys, known.set_column(1, KNOWN.field(1), by))
 
     def commit(self, looked_up: KeyedLookUp, admission: Admission) -> int | None:
         """See :meth:`.sinks.sink.Table.commit`."""
@@ -103,7 +103,7 @@ class KeyedTable:
         names = pc.if_else(is_rejected, entries["message_id"], self.keys.of(entries["message_id"]))
         # The entries keep the times of the messages: by them a ledger notices that a driver's clock is wrong.
         keyed = entries.set_column(0, entries.schema.field(0), names)
-        return self.table.commit(looked_up.asked, Admission(admission.batch_id, keyed, admission.staged))
+        return self.table.commit(looked_up.by_keys, Admission(admission.batch_id, keyed, admission.staged))
 
 
 def with_keys(messages: pa.Table, keys: Sequence[str | None]) -> pa.Table:

@@ -77,7 +77,7 @@ def test_an_ingestion_says_so_before_it_writes_a_file(
     place: Place, spark_that_is_too_new: None, sink: Any, is_for_rejects: bool
 ) -> None:
     sinks = {"rejects": sink} if is_for_rejects else {"sink": sink}
-    with pytest.raises(TableError, match=f"Spark {pyspark.__version__} "):
+    with pytest.raises(TableError, match=f"Spark {pyspark.__version__}: "):
         place.ingest(good([1]), **sinks)
     assert not place.workspace.exists()
 
@@ -93,7 +93,7 @@ def test_a_job_says_so_before_it_starts_spark(
     spec = {"version": 1, "source": {"kind": "text"}, "sink": sink, "workspace": "/data/batches"}
     arguments = ["--manifest", str(manifest), "--result", str(tmp_path / "result"), "--spec", json.dumps(spec)]
 
-    with pytest.raises(TableError, match=f"Spark {pyspark.__version__} "):
+    with pytest.raises(TableError, match=f"Spark {pyspark.__version__}: "):
         run_job([*arguments, "--master", "local[1]"])
 
     # A server of Spark Connect may be of another version than its client.

@@ -24,20 +24,20 @@ def differences(stored: StructType, columns: StructType, *, widen: bool = False)
     found = {field.name: field for field in stored.fields}
     given = {field.name: field for field in columns.fields}
     caseless = {without_case(name): name for name in found}
-    said = []
+    differing = []
     for name, field in given.items():
         if name in found:
             continue
         if (other := caseless.get(without_case(name))) is not None:
-            said.append(f"column {name} is called {other} in the table")
+            differing.append(f"column {name} is called {other} in the table")
         elif not widen:
-            said.append(f"the table has no column {name} {field.dataType.simpleString()}")
+            differing.append(f"the table has no column {name} {field.dataType.simpleString()}")
         elif not field.nullable:
-            said.append(
+            differing.append(
                 f"the table has no column {name} {field.dataType.simpleString()}, and it cannot be added because it "
                 "is NOT NULL and the table's rows have no value for it"
             )
-    said += [
+    differing += [
         f"the schema has no column {name} {field.dataType.simpleString()}"
         for name, field in found.items()
         if name not in given and not (widen and field.nullable)
@@ -45,13 +45,13 @@ def differences(stored: StructType, columns: StructType, *, widen: bool = False)
     for name in given.keys() & found.keys():
         ours, theirs = given[name], found[name]
         if ours.dataType.simpleString() != theirs.dataType.simpleString():
-            said.append(
+            differing.append(
                 f"column {name} is {theirs.dataType.simpleString()} in the table and "
                 f"{ours.dataType.simpleString()} in the schema"
             )
         elif not _takes(theirs.dataType, ours.dataType) or (ours.nullable and not theirs.nullable):
-            said.append(f"column {name} is NOT NULL in the table, and may be null in the schema")
-    return sorted(said)
+            differing.append(f"column {name} is NOT NULL in the table, and may be null in the schema")
+    return sorted(differing)
 
 
 def misfits(stored: StructType, columns: StructType) -> list[str]:

@@ -422,7 +422,7 @@ class PostgresTable:
         except OSError as error:
             raise TableError(
                 f"the rows staged for table {self._place} cannot be read ({error.strerror or error}), and nothing was "
-                f"committed: only ingestion may remove files in {directory}. Run the batch again"
+                f"committed: only ingestion may remove files in {directory}; run the batch again"
             ) from error
         return self._insert(cursor, sql.SQL("FROM {}").format(into)) if by_statement else cursor.rowcount
 

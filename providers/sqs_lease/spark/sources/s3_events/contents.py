@@ -347,14 +347,14 @@ def _elements(text: bytes) -> list[bytes]:
         raise BadContentError(f"not JSON that can be stored: nested more than {_DEEPEST} levels deep") from None
 
 
-def _csv_fault(said: str, header: Sequence[str]) -> str:
-    if match := _BAD_VALUE.search(said):
+def _csv_fault(error_text: str, header: Sequence[str]) -> str:
+    if match := _BAD_VALUE.search(error_text):
         row = f"row {match[2]}: " if match[2] else ""
         return f"{row}column {header[int(match[1])]} is not of the type in the schema"
-    if match := _BAD_ROW.search(said):
+    if match := _BAD_ROW.search(error_text):
         row = f"row {match[1]}" if match[1] else "a row"
         return f"{row} has {match[3]} values, and the header {match[2]}"
-    if "straddl" in said:
+    if "straddl" in error_text:
         return f"a row is longer than {_BLOCK_BYTES} bytes, or has a quote that does not end"
     return "not CSV"
 
