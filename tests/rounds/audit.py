@@ -545,14 +545,14 @@ def _beliefs(evidence: Evidence) -> Iterator[Finding]:
             f"service hid it until {latest:.3f}",
         )
     for belief, end in taken_after_the_end(evidence.beliefs, evidence.entries):
-        if not _may_not_know(evidence.windows, end.asked_at, belief.at):
+        if not _may_not_know(evidence, end.asked_at, belief.at):
             yield Finding(
                 Rule.NOT_HANDED_OVER,
                 f"{belief.message_id}: {belief.holder} took its lease at {belief.at:.3f}, and {end.worker} had ended "
                 f"it at {end.asked_at:.3f}",
             )
     for holder, belief in held_by_two(evidence.beliefs):
-        if not _may_not_know(evidence.windows, holder.at, belief.at):
+        if not _may_not_know(evidence, holder.at, belief.at):
             yield Finding(
                 Rule.NOT_HANDED_OVER,
                 f"{belief.message_id}: {holder.holder} took its lease at {holder.at:.3f}, and {belief.holder} extended "
@@ -560,11 +560,18 @@ def _beliefs(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _may_not_know(windows: Iterable[Window], since: float, until: float) -> bool:
-    """Whether a process may not have learned in time what another one did: one was gone, or the database was."""
-    return any(
-        (window.kind is None or window.kind in GONE | ENDED)
-        and window.began_at <= until
-        and since - LONGEST_WAY_SECONDS <= window.ended_at
-        for window in windows
-    )
+def _may_not_know(evidence: Evidence, since: float, until: float) -> bool:
+    """Whether a process may not have learned in time what another one did.
+
+    One was gone, or the database was; or the machine let one wait for so long that it was taken for gone.
+    """
+    starved: dict[str | None, float] = defaultdict(float)
+    for window in evidence.windows:
+        if window.began_at > until or window.ended_at < since - LONGEST_WAY_SECONDS:
+            continue
+        if window.kind in GONE | ENDED:
+            return True
+        if window.kind is None:
+            starved[window.worker] += window.ended_at - window.began_at
+    away = 0.0 if evidence.takeover is None else evidence.takeover.noticed_after_seconds
+    return any(seconds >= away for seconds in starved.values())

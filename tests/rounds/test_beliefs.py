@@ -14,7 +14,7 @@ import pytest
 
 from demo.processes import ROOT
 from tests.rounds import recorder
-from tests.rounds.audit import Evidence, Rule, Window, audit
+from tests.rounds.audit import Evidence, Rule, Takeover, Window, audit
 from tests.rounds.beliefs import Belief, What, read_beliefs
 from tests.rounds.draw import Kind
 from tests.rounds.ledger import Entry, Ledger
@@ -92,6 +92,15 @@ def test_a_process_that_was_away_may_not_know_of_the_other_one(kind: Kind | None
     window = Window(kind, None, 8.5, 11.0)
     found = audit(round_of([*HONEST[:2], TAKEN, GOES_ON], change(A, 12.0, 1, 12.0), windows=[window]))
     assert found == []
+
+
+@pytest.mark.parametrize(("starved_seconds", "findings"), [(0.5, 1), (12.0, 0)])
+def test_a_busy_machine_excuses_only_a_process_that_waited_until_it_was_taken_for_gone(
+    starved_seconds: float, findings: int
+) -> None:
+    busy = Window(None, A, 11.0 - starved_seconds, 11.0)
+    evidence = round_of([*HONEST[:2], TAKEN, GOES_ON], change(A, 12.0, 1, 12.0), windows=[busy])
+    assert len(audit(replace(evidence, takeover=Takeover(10.0, 42.0)))) == findings
 
 
 def run_recorded(program: str, directory: Path, *, broken: str = "") -> str:
