@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sqs_lease.core.calls import EntryAnswer, VisibilityChange
-    from sqs_lease.keeper.plain_leases import WrittenBatch
 
 DIRECTORY: Final = "ROUNDS_BELIEFS"
 BREAK: Final = "ROUNDS_BREAK"
@@ -59,7 +58,7 @@ def install() -> None:
     if kind == "extensions":
         _fake_extensions(int(times))
     elif kind in BREAKS:
-        _falsify_hand_overs(kind, int(times))
+        _falsify_hand_overs(kind, int(times), Path(directory) / "newest")
 
 
 def _record(directory: Path) -> None:
@@ -127,26 +126,25 @@ def _fake_extensions(times: int) -> None:
     _replace(ClientTransport, change_visibility=half_sent)
 
 
-def _falsify_hand_overs(kind: str, times: int) -> None:
-    """Write false leases for the next holder of one batch of so many."""
+def _falsify_hand_overs(kind: str, times: int, newest: Path) -> None:
+    """Write false leases for the next holder of one batch of so many; ``newest`` is what any process wrote last."""
     from msgspec.structs import replace as replace_lease
 
     from sqs_lease.keeper.batch import Batch
+    from sqs_lease.keeper.plain_leases import WrittenBatch
 
     pass_on, random = Batch.pass_on, Random()
-    earlier: list[WrittenBatch] = []
 
     async def falsified(self: Batch, seconds: float) -> WrittenBatch:
         written = await pass_on(self, seconds)
-        before = earlier[-1:]
-        earlier[:] = [written]
+        before = WrittenBatch.decode(newest.read_text()).leases if newest.exists() else ()
+        newest.write_text(written.encode())
         if not written.leases or random.random() >= 1 / times:
             return written
         if kind == "deadlines":
             leases = [replace_lease(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]
         else:
-            of_others = [lease for other in before for lease in other.leases]
-            leases = [*of_others, *written.leases][: len(written.leases)]
+            leases = [*before, *written.leases][: len(written.leases)]
         return replace(written, leases=tuple(leases))
 
     _replace(Batch, pass_on=falsified)
