@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sqs_lease.core.calls import EntryAnswer, VisibilityChange
+    from sqs_lease.core.messages import Lease
 
 DIRECTORY: Final = "ROUNDS_BELIEFS"
 BREAK: Final = "ROUNDS_BREAK"
@@ -135,10 +136,14 @@ def _falsify_hand_overs(kind: str, times: int, newest: Path) -> None:
 
     pass_on, random = Batch.pass_on, Random()
 
-    async def falsified(self: Batch, seconds: float) -> WrittenBatch:
-        written = await pass_on(self, seconds)
+    def exchange(written: WrittenBatch) -> tuple[Lease, ...]:
         before = WrittenBatch.decode(newest.read_text()).leases if newest.exists() else ()
         newest.write_text(written.encode())
+        return before
+
+    async def falsified(self: Batch, seconds: float) -> WrittenBatch:
+        written = await pass_on(self, seconds)
+        before = exchange(written)
         if not written.leases or random.random() >= 1 / times:
             return written
         if kind == "deadlines":

@@ -160,7 +160,9 @@ ground.run(scenario)
 
 def test_a_process_can_be_made_to_write_false_hand_overs(tmp_path: Path) -> None:
     def passed_on(broken: str) -> list[tuple[str, float]]:
-        lines = run_recorded(PASSES_ON, tmp_path, broken=broken).splitlines()
+        directory = tmp_path / broken.partition(":")[0]
+        directory.mkdir(exist_ok=True)
+        lines = run_recorded(PASSES_ON, directory, broken=broken).splitlines()
         return [tuple(json.loads(line)) for line in lines]
 
     first, second = passed_on("")
