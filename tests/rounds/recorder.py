@@ -66,7 +66,7 @@ def _record(directory: Path) -> None:
     from sqs_lease.clock import SystemClock
     from sqs_lease.core.calls import Call, ExtendCall
     from sqs_lease.core.ledger import Ledger
-    from sqs_lease.core.messages import Lease, Receipt
+    from sqs_lease.core.messages import Receipt
     from sqs_lease.core.policies import RenewalPolicy
 
     clock = SystemClock()
