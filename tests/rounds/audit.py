@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tests.rounds.beliefs import Belief, held_by_two, taken_after_the_end, unconfirmed
+from tests.rounds.beliefs import Belief, held_by_two, of_two_batches, taken_after_the_end, unconfirmed
 from tests.rounds.draw import AWAY, Kind, Work
 from tests.rounds.ledger import Entry
 
@@ -558,6 +558,12 @@ def _beliefs(evidence: Evidence) -> Iterator[Finding]:
                 f"{belief.message_id}: {holder.holder} took its lease at {holder.at:.3f}, and {belief.holder} extended "
                 f"it at {belief.at:.3f} all the same",
             )
+    for writer, taker in of_two_batches(evidence.beliefs):
+        yield Finding(
+            Rule.NOT_HANDED_OVER,
+            f"{taker.message_id}: batch {writer.batch} passed on its lease at {writer.at:.3f}, and batch {taker.batch} "
+            f"took it at {taker.at:.3f}",
+        )
 
 
 def _may_not_know(evidence: Evidence, since: float, until: float) -> bool:

@@ -19,7 +19,7 @@ from tests.rounds.notebook import read_lines
 CLOCK_SECONDS: Final = 0.25
 """By how much the times of two processes may differ: each reads two clocks, one after the other."""
 
-What = Literal["holds", "extends", "settles", "ended"]
+What = Literal["holds", "extends", "settles", "ended", "writes", "takes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,14 @@ class Belief:
 
     Attributes:
         holder: The process and its ledger.
-        what: Whether it took the lease, had an answer to an extension or a settlement, or has done with it.
+        what: Whether it took the lease, had an answer to an extension or a settlement, or has done with it; or whether
+            a batch wrote it down for its next holder, or took it.
         message_id: The message.
         reception: The number of its reception in the ledger of the stack; 0 if no call of that handle was seen.
         at: When the belief began.
         until: Until when it relies on the lease; None if it does not.
         asked_at: When the call was decided that brought the belief; None if a call did not.
+        batch: The id of the batch that wrote the lease down or took it; None if it has none yet.
     """
 
     holder: str
@@ -43,6 +45,7 @@ class Belief:
     at: float
     until: float | None
     asked_at: float | None = None
+    batch: str | None = None
 
 
 def read_beliefs(directory: Path, ledger: Ledger, since: float) -> list[Belief]:
@@ -55,8 +58,9 @@ def read_beliefs(directory: Path, ledger: Ledger, since: float) -> list[Belief]:
             line["id"],
             ledger.reception_of(line["key"]),
             line["at"],
-            line["until"],
-            line["asked_at"],
+            line.get("until"),
+            line.get("asked_at"),
+            line.get("batch"),
         )
         for line in lines
         if line["at"] >= since
@@ -116,6 +120,22 @@ def held_by_two(beliefs: Iterable[Belief]) -> Iterator[tuple[Belief, Belief]]:
             holder = newest.get(belief.reception)
             if holder is not None and holder.holder != belief.holder and holder.at + CLOCK_SECONDS < belief.asked_at:
                 yield holder, belief
+
+
+def of_two_batches(beliefs: Iterable[Belief]) -> Iterator[tuple[Belief, Belief]]:
+    """Find leases that one batch wrote down for its next holder, and another batch took.
+
+    Yields:
+        The belief of the batch that wrote it, and that of the batch that took it.
+    """
+    written: dict[int, Belief] = {}
+    for belief in beliefs:
+        if belief.what == "writes":
+            written[belief.reception] = belief
+        elif belief.what == "takes" and belief.reception and belief.batch is not None:
+            writer = written.get(belief.reception)
+            if writer is not None and writer.batch != belief.batch:
+                yield writer, belief
 
 
 def _by_reception(entries: Iterable[Entry]) -> dict[int, list[Entry]]:

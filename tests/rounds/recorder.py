@@ -1,8 +1,9 @@
 """Records what each process of a stack believes about its leases, for the auditor, and breaks processes on request.
 
-A process records a line whenever its ledger takes a lease, learns a deadline, or has done with the lease. The auditor
-holds these against what the service confirmed: :mod:`tests.rounds.beliefs`. The recorder watches from outside: it wraps
-three methods of the ledger, and the package does not know of it.
+A process records a line whenever its ledger takes a lease, learns a deadline, or has done with the lease, and whenever
+a batch writes a lease down for its next holder, or takes one. The auditor holds these against what the service
+confirmed: :mod:`tests.rounds.beliefs`. The recorder watches from outside: it wraps methods of ledger and batch, and the
+package does not know of it.
 
 ``ROUNDS_BREAK`` breaks the package in all processes, to show that the auditor sees it: ``extensions:50`` answers one
 extension of 50 as if SQS had confirmed it, without sending it; ``deadlines:20`` writes deadlines into one hand-over of
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -66,29 +67,39 @@ def _record(directory: Path) -> None:
     from sqs_lease.clock import SystemClock
     from sqs_lease.core.calls import Call, ExtendCall
     from sqs_lease.core.ledger import Ledger
-    from sqs_lease.core.messages import Receipt
+    from sqs_lease.core.messages import Message, Receipt
     from sqs_lease.core.policies import RenewalPolicy
+    from sqs_lease.keeper.batch import Batch
+    from sqs_lease.keeper.plain_leases import WrittenBatch
 
     clock = SystemClock()
     hold, report, forget = Ledger.hold, Ledger.report, Ledger.forget
+
+    def write(receipt: Receipt, holder: str, what: str, **more: Any) -> None:
+        line = {
+            "at": monotonic(),
+            "holder": holder,
+            "what": what,
+            "id": receipt.message_id,
+            "key": key_of(receipt.handle),
+            **more,
+        }
+        # A disk that is full, or memory that is short, is the round's doing and must not reach the package.
+        with suppress(OSError, MemoryError), (directory / f"{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def note(ledger: Ledger, receipt: Receipt, what: str, asked_at: float | None = None) -> None:
         held = ledger.lease(receipt)
         # The ledger counts suspended time as well.
         ahead = monotonic() - clock.now()
-        line = {
-            "at": monotonic(),
-            "holder": f"{os.getpid()}:{id(ledger)}",
-            "what": what if held is not None else "ended",
-            "id": receipt.message_id,
-            "key": key_of(receipt.handle),
+        write(
+            receipt,
+            f"{os.getpid()}:{id(ledger)}",
+            what if held is not None else "ended",
             # The deadline of a lease in doubt is relied on by nothing.
-            "until": None if held is None or held.doubtful else held.deadline + ahead,
-            "asked_at": None if asked_at is None else asked_at + ahead,
-        }
-        # A disk that is full, or memory that is short, is the round's doing and must not reach the package.
-        with suppress(OSError, MemoryError), (directory / f"{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            until=None if held is None or held.doubtful else held.deadline + ahead,
+            asked_at=None if asked_at is None else asked_at + ahead,
+        )
 
     def recorded_hold(self: Ledger, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
         hold(self, lease, policy, batch=batch)
@@ -107,6 +118,21 @@ def _record(directory: Path) -> None:
             note(self, receipt, "ended")
 
     _replace(Ledger, hold=recorded_hold, report=recorded_report, forget=recorded_forget)
+
+    pass_on, put = Batch.pass_on, Batch._put
+
+    async def recorded_pass_on(self: Batch, seconds: float) -> WrittenBatch:
+        written = await pass_on(self, seconds)
+        for lease in written.leases:
+            write(lease.receipt, f"{os.getpid()}:{id(self)}", "writes", batch=written.batch_id)
+        return written
+
+    def recorded_put(self: Batch, leases: Sequence[Lease], messages: Iterable[Message]) -> None:
+        put(self, leases, messages)
+        for lease in leases:
+            write(lease.receipt, f"{os.getpid()}:{id(self)}", "takes", batch=self._batch_id)
+
+    _replace(Batch, pass_on=recorded_pass_on, _put=recorded_put)
 
 
 def _fake_extensions(times: int) -> None:

@@ -73,6 +73,16 @@ def test_a_hand_over_of_another_batch_is_seen_by_a_lease_that_had_ended() -> Non
     assert rules(audit(round_of([*HONEST, taken]))) == [Rule.NOT_HANDED_OVER]
 
 
+def test_leases_that_another_batch_takes_than_wrote_them_down_are_seen_whatever_else_happened() -> None:
+    wrote = replace(believes("writes", 8.5, None), batch="a")
+    took = replace(believes("takes", 9.0, None, holder=B), batch="a")
+    everything_was_away = [Window(Kind.STOP, None, 0.0, 20.0)]
+    assert audit(round_of([*HONEST[:2], wrote, took], windows=everything_was_away)) == []
+    assert audit(round_of([*HONEST[:2], wrote, replace(took, batch=None)])) == []
+    found = audit(round_of([*HONEST[:2], wrote, replace(took, batch="b")], windows=everything_was_away))
+    assert rules(found) == [Rule.NOT_HANDED_OVER]
+
+
 TAKEN = believes("holds", 9.0, 19.0, holder=B)
 GOES_ON = believes("extends", 12.02, 23.9, asked_at=11.9)
 
