@@ -154,7 +154,7 @@ def ingest(
         workspace: Directory for the file of the batch, which the driver and all executors reach by this path. The
             file is removed at the end; what a killed process leaves there, the next one removes. None where they share
             no directory: the file is one of the driver's own, which sends the messages to the executors. That takes
-            the memory of the whole batch in the driver, and Spark then parses all messages itself.
+            the memory of the whole batch in the driver, and all rows pass through Spark, which takes longer.
         batch_id: The batch's name. None, the default, names it after its messages, their receive counts
             and the source, so that a repeated try is known as such. With a name of your own, the same
             name must always stand for the same messages.

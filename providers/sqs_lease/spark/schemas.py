@@ -45,6 +45,7 @@ _IN_PARQUET: Final = (
     *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
     *(LongType, MapType, ShortType, StringType, StructType, TimestampNTZType, TimestampType),
 )
+_IN_JSON: Final = (*_IN_PARQUET, VariantType)
 DEEPEST: Final = 30
 """So many types may be inside of each other: Arrow and Delta's log stop at 32 maps, or 42 objects."""
 
@@ -103,7 +104,7 @@ def json_schema(schema: str | StructType) -> StructType:
     """Read the schema of JSON records.
 
     Raises:
-        SchemaError: As for :func:`struct_type`, or Spark would misread one of the types.
+        SchemaError: As for :func:`struct_type`, or JSON is not read as one of the types.
     """
     columns = struct_type(schema)
     for path, kind in types_in(columns):
@@ -111,6 +112,11 @@ def json_schema(schema: str | StructType) -> StructType:
             raise SchemaError(
                 "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
             )
+        # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
+        if type(kind) not in _IN_JSON:
+            raise SchemaError(f"column {path}: JSON is not read as the type {kind.simpleString()}: make it a STRING")
+        if path and isinstance(kind, StructType) and not kind.fields:
+            raise SchemaError(f"column {path} is an object without fields: name some, or make it a STRING")
         if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
             raise SchemaError(
                 f"column {path} is {kind.simpleString()}, and in JSON names are texts: make it a MAP<STRING, ...>"

@@ -47,7 +47,7 @@ _SORTED_BYTES: Final = 128 * 1024 * 1024
 _UNIQUE: Final = (MESSAGE_ID, SENT_AT)
 _SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
-"""Where in the directory of a try Spark writes the rows of messages that its tasks left."""
+"""Where in the directory of a try Spark writes the rows that its tasks left to it."""
 
 # Files of one batch of which the message ids are read at once: on S3, each takes some round trips.
 _READ_AT_ONCE: Final = 16
@@ -247,8 +247,8 @@ class _PartTask:
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for made in self.parts.read(numbers):
             rows, is_left = made.rows, self.staging.is_left(made.rows)
-            if made.left.num_rows:
-                left.append(made.left)
+            if made.rejected.num_rows:
+                left.append(made.rejected)
             if pc.any(is_left).as_py():
                 refused = rows[MESSAGE_ID].filter(is_left)
                 left.append(pa.Table.from_arrays([refused, pa.nulls(len(refused), pa.string())], schema=LEFT))
