@@ -36,7 +36,7 @@ LEFT: Final[dict[str, int]] = {
     "docs": 0,
     "ingestion": 0,
     "keeper": 0,
-    "spark": 335,
+    "spark": 320,
     "sqs": 0,
     "sqs_lease": 0,
     "testing": 0,

@@ -2,8 +2,8 @@
 
 This is the only parser of JSON bodies and lines. Arrow's reader is several times as fast as one that makes Python's
 values, and it is strict: it takes a value only where the column's type is what the JSON says. So all texts of a group
-are given to it first. Whatever it refuses :mod:`.json_values` reads alone: it knows all notations of a value, and names
-what is wrong. What it reads it writes down as Arrow's reader takes it, so each record is made by that reader.
+are given to it first. Each text that it refuses is then read alone by :mod:`.json_values`, which knows all notations of
+a value, and names what is wrong. It writes a record down as Arrow's reader takes it, so that reader makes all records.
 
 Whether a text is JSON by the letter, `json_syntax` decides. It makes Python's values of a text, which takes as long as
 all the rest, so most texts are asked in another way, which needs two parsers and is as strict:
@@ -76,7 +76,7 @@ _READ_ALONE: Final = (MapType, VariantType)
 
 _READ_BYTES: Final = 16 * 1024 * 1024
 _LEFT_AT_ONCE: Final = 32
-"""Of so many texts that Arrow refuses together, nobody asks which one it was."""
+"""Of so many texts that Arrow refuses together, each is read alone."""
 
 _REFUSED_AT_FIRST: Final = 16
 _TEXTS_A_REFUSAL: Final = 40
@@ -114,10 +114,10 @@ class ArrowJson:
     Attributes:
         columns: The columns of a record that are read from fields of the object.
         schema: All columns, as Arrow has them; a VARIANT is the JSON text of its value.
-        direct: What Arrow's reader is asked for of texts as they came; None where it does not read all of the types.
-        written: What it is asked for of texts as :mod:`.json_values` writes them.
+        direct: The types that Arrow's reader reads from texts as they came; None where it does not read all columns.
+        written: The types that it reads from texts as :mod:`.json_values` writes them.
         units: ``TIMESTAMP`` columns that are read from whole numbers -> how many microseconds one is.
-        closed: Whether an object with a field that is no column is rejected.
+        closed: Whether an object with a field that is not a column is rejected.
         rescued: Whether the last column of the schema is to save the texts of objects that do not fit the others.
     """
 
@@ -472,7 +472,7 @@ def _read_number_as(kind: pa.DataType) -> pa.DataType:
 
 
 def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
-    """Which values are there where they must be, and are written as Arrow's casts read them."""
+    """Say of each value whether it is there, where it must be, and in a notation that Arrow's casts read."""
     fits = pa.repeat(bool_scalar(True), len(values))
     if (notation := _NOTATIONS.get(type(kind))) is not None:
         fits = pc.match_substring_regex(values, notation)

@@ -54,12 +54,12 @@ logger = logging.getLogger(__name__)
 _CORRUPT: Final = "_sqs_lease_corrupt"
 
 NewFields = Literal["ignore", "reject", "add"]
-"""What becomes of a field that is no column: it is ignored, its message is rejected, or it becomes a column."""
+"""Says how to treat a field that is not a column: ignore it, reject its message, or make it a column."""
 
 _CHOICES: Final = get_args(NewFields)
 
 TimestampUnit = Literal["s", "ms", "us"]
-"""What a number counts since 1970: seconds, milliseconds or microseconds."""
+"""The unit of numbers that count from 1970 on: seconds, milliseconds or microseconds."""
 
 _UNITS: Final[Mapping[TimestampUnit, int]] = {"s": 1_000_000, "ms": 1_000, "us": 1}  # microseconds
 
@@ -74,7 +74,7 @@ class JsonSource:
     null, or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
     Reasons name the places: ``trip.miles``, or ``stops[]`` for whatever is inside of an array or a ``MAP``.
 
-    What a column takes, beside null:
+    Beside null, a column takes by its type:
 
     - numbers of whole types: numbers without a fraction and an exponent;
     - ``DOUBLE`` and ``FLOAT``: numbers; in a ``FLOAT`` one that is beyond its range is infinite;
@@ -84,7 +84,7 @@ class JsonSource:
     - ``DATE``: ``"2013-01-31"``;
     - ``TIMESTAMP``: a day, or a day and a time, such as ``"2013-01-31T05:30"`` or ``"2013-1-31 05:30:00.25+02:00"``,
       in UTC where no zone is given: ``Z``, ``UTC``, ``GMT``, ``+02``, ``+0200`` and ``+02:00`` are zones, up to 18
-      hours. What is less than a microsecond is cut off. Or a whole number of seconds since 1970; one beyond the years 1
+      hours. Less than a microsecond is cut off. Or a whole number of seconds since 1970; one beyond the years 1
       to 9999, such as milliseconds, is rejected: name the unit in ``timestamp_units``;
     - ``TIMESTAMP_NTZ``: the same texts without a zone;
     - ``ARRAY``: arrays; ``STRUCT``: objects, of which other fields than its own are ignored; ``MAP<STRING, ...>``:
@@ -93,8 +93,8 @@ class JsonSource:
     Attributes:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
             ``StructType``, or :class:`InferredSchema`. Names are matched in upper and lower case.
-        new_fields: What becomes of a field of the object itself (not of what is nested in it) that is no column.
-            ``"ignore"``, the default: nothing. ``"reject"``: its message is rejected. ``"add"``: it becomes a column,
+        new_fields: Says how to treat a field of the object itself (not of what is nested in it) that is not a column.
+            ``"ignore"``, the default: as if it was not there. ``"reject"``: its message is rejected. ``"add"``: it is added
             in the pinned schema and then in the table, with the type that Spark infers from this batch; for a field
             that is null or empty in all messages that waits until one has a value. A message whose new field can be no
             column (a name that not every table takes or that one keeps for itself, such as ``xmin``, or that differs
@@ -108,7 +108,7 @@ class JsonSource:
             ``"s"``, ``"ms"`` or ``"us"``. Such a column takes nothing but numbers. Empty, the default: texts, and
             numbers of seconds.
         rescued: The name of a further column, ``STRING``, that saves what the others cannot hold: of an object with a
-            field that is no column, or not of its column's type, the text of the whole object, as it came; null for
+            field that is not a column, or not of its column's type, the text of the whole object, as it came; null for
             all others. Such a message is then stored, with null where a value does not fit, and not rejected; one whose
             ``NOT NULL`` field is missing, null or does not fit still is. None, the default: no such column. With
             ``new_fields="ignore"`` only.
@@ -301,7 +301,7 @@ def inferred_fields(
 ) -> list[StructField]:
     """Let Spark infer the fields of the messages' bodies, or only some of them; all may be null.
 
-    What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
+    Fields without a type yet are left out: those that are null, empty arrays or empty objects in all bodies. So are names
     that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
     fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
     and so does what is nested deeper than a table takes; and of values with more than :data:`MOST_FIELDS_INSIDE` fields

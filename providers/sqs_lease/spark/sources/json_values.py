@@ -1,7 +1,7 @@
 """Reads JSON objects one at a time, by the type of each column, and says what does not fit.
 
-Arrow's reader takes many texts at once, and only values that are written as it writes them. What it refuses comes here:
-values that a column takes in another notation, and whatever is rejected, with the places of all flaws. The result is a
+Arrow's reader takes many texts at once, and only values in its own notations. All that it refuses comes here: values
+that a column takes in another notation, and objects that are rejected, with the places of all flaws. The result is a
 JSON text again, in the one notation that Arrow's reader takes for each type, so both ways end in the same reader:
 
 ====================  =========================================================
@@ -355,7 +355,7 @@ def _moment_of_text(text: bytes, *, local: bool) -> int:
         ahead = int(found["hours"]) * _MINUTES + int(found["minutes"] or 0)
         _require(ahead <= _FARTHEST_ZONE and int(found["minutes"] or 0) < _MINUTES)
         minutes += ahead if found["sign"] == "-" else -ahead
-    # What is less than a microsecond is cut off.
+    # Less than a microsecond is cut off.
     fraction = int((found["fraction"] or "")[:_FRACTION_DIGITS].ljust(_FRACTION_DIGITS, "0"))
     return _within_years((minutes * _MINUTES + second) * SECOND + fraction)
 
