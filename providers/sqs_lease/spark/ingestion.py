@@ -2,9 +2,9 @@
 
 1. The messages are written to a file, and bodies that the source does not even want to parse are rejected.
 2. The table is asked which of the messages it knows.
-3. Spark parses the others in one pass. Their rows are staged where no reader of the table sees them, rejects and
-   messages that have nothing to store are observed on the way. Where source and table allow it, Spark's tasks read
-   messages themselves before that, and Spark parses only those that they leave.
+3. The others are parsed in one pass, and their rows are staged where no reader of the table sees them. Where source
+   and table allow it, Spark's tasks read the messages and write the rows themselves, and answer with the rejects.
+   Otherwise Spark plans it, and rejects and messages that have nothing to store are observed on the way.
 4. Every message must be accounted for: known, ingested, empty or rejected. Otherwise nothing is committed.
 5. The rejects go into their own table, if there is one, in the same way.
 6. One commit brings the rows and the messages into the table. It is refused if anybody else committed since step 2;

@@ -94,12 +94,13 @@ class JsonSource:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
             ``StructType``, or :class:`InferredSchema`. Names are matched in upper and lower case.
         new_fields: Says how to treat a field of the object itself (not of what is nested in it) that is not a column.
-            ``"ignore"``, the default: as if it was not there. ``"reject"``: its message is rejected. ``"add"``: it is added
-            in the pinned schema and then in the table, with the type that Spark infers from this batch; for a field
-            that is null or empty in all messages that waits until one has a value. A message whose new field can be no
-            column (a name that not every table takes or that one keeps for itself, such as ``xmin``, or that differs
-            from another one in case only, or the 1001st column) is rejected. It needs an :class:`InferredSchema`: what
-            was added must be found again by the next batch and by other drivers, and the text of a schema cannot grow.
+            ``"ignore"``, the default: as if it was not there. ``"reject"``: its message is rejected. ``"add"``: it is
+            added to the pinned schema and then to the table, with the type that Spark infers from this batch; for a
+            field that is null or empty in all messages that waits until one has a value. A message whose new field can
+            be no column (a name that not every table takes or that one keeps for itself, such as ``xmin``, or that
+            differs from another one in case only, or the 1001st column) is rejected. It needs an
+            :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and the
+            text of a schema cannot grow.
         dedupe_by: Fields of the object that together name what happened, for example ``["order_id", "version"]``: a
             message with the values of an earlier one is a repeat, whatever its message id is, such as after a redrive
             or a second send. It is done, and changes nothing. A message that lacks one of them, or has null there, is
@@ -301,11 +302,12 @@ def inferred_fields(
 ) -> list[StructField]:
     """Let Spark infer the fields of the messages' bodies, or only some of them; all may be null.
 
-    Fields without a type yet are left out: those that are null, empty arrays or empty objects in all bodies. So are names
-    that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
-    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
-    and so does what is nested deeper than a table takes; and of values with more than :data:`MOST_FIELDS_INSIDE` fields
-    inside of them, all together and with those of the columns ``beside``, the ones that have most.
+    Fields without a type yet are left out: those that are null, empty arrays or empty objects in all bodies. So are
+    names that no column should have, of names that differ in case only all but one, and of more than
+    :data:`MOST_COLUMNS` fields those that fewest bodies have. A value that is an object with such names inside stays
+    whole, as JSON text, and so does what is nested deeper than a table takes; and of values with more than
+    :data:`MOST_FIELDS_INSIDE` fields inside of them, all together and with those of the columns ``beside``, the ones
+    that have most.
     """
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise SchemaError(
