@@ -36,7 +36,7 @@ LEFT: Final[dict[str, int]] = {
     "docs": 0,
     "ingestion": 0,
     "keeper": 0,
-    "spark": 45,
+    "spark": 31,
     "sqs": 0,
     "sqs_lease": 0,
     "testing": 0,

@@ -1,9 +1,7 @@
 """Reads strict JSON (RFC 8259), and says why a text is not JSON, without quoting it.
 
-Spark's ``from_json`` takes much that is not JSON, and drops the rest in silence. Three rules are stricter than the RFC:
-a name may occur only once in an object, a number must fit a double, and nesting ends at 200 levels (Spark's own parser
-ends at 1000, and its threads' stack may end before). Spark also refuses names of more than 50 000 characters and
-numbers of more than 1000. It reports those as corrupt without failing the batch.
+Other readers, such as Spark's, take much that is not JSON, and drop the rest in silence. Three rules are stricter than
+the RFC: a name may occur only once in an object, a number must fit a double, and nesting ends at 200 levels.
 """
 
 from __future__ import annotations

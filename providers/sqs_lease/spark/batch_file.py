@@ -35,7 +35,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.batch_files.manifest import SCHEMA, ManifestPath, message_tables, opened_manifest, rows_of, write_tables
 from sqs_lease.core.messages import Message
 from sqs_lease.spark.batch_parts import CHOSEN, BatchParts
@@ -50,13 +49,12 @@ from sqs_lease.spark.message_ids import (
     repeated_ids,
     slices,
     together,
-    without,
 )
 from sqs_lease.spark.paths import read_parquet
 from sqs_lease.spark.repeats import with_keys
 from sqs_lease.spark.schemas import arrow_schema, nullable, struct_type
 from sqs_lease.spark.sinks.sink import LOOKED_UP
-from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, SyntaxChecker
+from sqs_lease.spark.sources.source import ArrowParser, Checker, KeysOf, RepeatedChecker
 from sqs_lease.spark.workspace import scratch_directory
 
 MESSAGE_ID: Final = "message_id"
@@ -116,15 +114,12 @@ class BatchFile:
             receptions of a message, the last one. Times are null if a look-up must not use them: see ``_at_any_time``.
         received: The number of messages of the batch, repetitions included.
         is_shared: Whether the executors reach the file. If not, the driver sends them its content.
-        is_checked: Whether the driver has rejected all bodies with a syntax that the source cannot parse. If not, the
-            tasks that parse them report these; if Spark parses them itself, :meth:`not_json` does.
     """
 
     path: Path
     messages: pa.Table
     received: int
     is_shared: bool
-    is_checked: bool
 
     @property
     def repeated(self) -> int:
@@ -142,17 +137,6 @@ class BatchFile:
         """The messages that the driver rejected, as :data:`REASONS`."""
         rejected = self.messages.filter(pc.is_valid(self.messages[_REJECTED]))
         return rejected.select([MESSAGE_ID, _REJECTED]).rename_columns(REASONS.names).cast(REASONS)
-
-    def not_json(self) -> pa.Table:
-        """Find the other messages with a body that is not one JSON object, as :data:`REASONS`. It reads all bodies."""
-        found = [REASONS.empty_table()]
-        with pq.ParquetFile(self.path) as file:
-            for group in range(file.num_row_groups):
-                read = file.read_row_group(group, columns=[MESSAGE_ID, BODY])
-                reasons = pa.chunked_array([map(why_not_json, read[BODY].to_pylist())], pa.string())
-                named = pa.Table.from_arrays([read[MESSAGE_ID], reasons], names=REASONS.names)
-                found.append(named.filter(pc.is_valid(reasons)).cast(REASONS))
-        return without(pa.concat_tables(found), self.rejected["message_id"])
 
     def accepted(self, spark: SparkSession) -> DataFrame:
         """Return the messages for Spark to parse, with the columns of this module."""
@@ -292,8 +276,7 @@ def _read_batch(
         latest = _latest(messages, again)
         path = _rewritten(path, "messages-once.parquet", latest, pa.Table.filter)
         messages = filtered(messages, latest)
-    is_checked = not (isinstance(checker, SyntaxChecker) and checker.wants_json)
-    return BatchFile(path, messages, received, is_shared, is_checked)
+    return BatchFile(path, messages, received, is_shared)
 
 
 @dataclass
@@ -317,12 +300,12 @@ class _ManifestReading:
     def messages(self, file: pq.ParquetFile) -> Iterator[pa.Table]:
         """Yield the driver's columns, one row group at a time, because all bodies together take much memory."""
         wanted = [*_KEPT, _ALTERED, ATTRIBUTES]
-        if self.keys_of is not None or not isinstance(self.checker, SyntaxChecker):
+        if self.keys_of is not None or not isinstance(self.checker, RepeatedChecker):
             wanted.append(BODY)
         before = 0
         for number in range(file.num_row_groups):
             rows = rows_of(self.name, file, wanted, group=number)
-            if isinstance(self.checker, SyntaxChecker):
+            if isinstance(self.checker, RepeatedChecker):
                 reasons = pa.chunked_array([pa.nulls(len(rows), pa.string())])
             else:
                 reasons = pa.chunked_array([self.checker.reasons(rows[BODY].to_pylist())], pa.string())

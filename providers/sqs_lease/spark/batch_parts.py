@@ -37,7 +37,7 @@ CHOSEN: Final = pa.schema([("is_wanted", pa.bool_())])
 """One row for each message of a part, in their order: whether it is wanted."""
 
 LEFT: Final = pa.schema([pa.field("message_id", pa.string(), nullable=False), pa.field("reason", pa.string())])
-"""Messages without rows from the tasks, and why they are rejected; null for messages that Spark still has to parse."""
+"""Messages of which tasks write no rows, and why they are rejected; null where Spark is to make and judge the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Made:
 
     Attributes:
         rows: The columns of a record and those of every table; one row for each message.
-        left: The messages without a row, as :data:`LEFT`.
+        rejected: The messages without a row, as :data:`LEFT`, with reasons.
     """
 
     rows: pa.Table
-    left: pa.Table
+    rejected: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,15 @@ class BatchParts:
             return pa.ipc.open_file(file).get_batch(part).column(0)
 
     def _made(self, messages: pa.RecordBatch) -> Made:
-        rows, taken, reasons = self.parser(messages[_BODY])
-        is_all = rows.num_rows == messages.num_rows
-        of_rows = messages if is_all else messages.filter(taken)
+        rows, reasons = self.parser(messages[_BODY])
+        of_rows = messages if rows.num_rows == messages.num_rows else messages.filter(pc.is_null(reasons))
         rows = (
             rows.append_column(MESSAGE_ID, of_rows["message_id"])
             .append_column(SENT_AT, of_rows["sent_at"])
             .append_column(BATCH_ID, repeated_text(self.batch_id, rows.num_rows))
         )
-        left = pa.Table.from_arrays([messages["message_id"], reasons], names=LEFT.names).filter(pc.invert(taken))
-        return Made(rows, left.cast(LEFT))
+        rejected = pa.Table.from_arrays([messages["message_id"], reasons], names=LEFT.names)
+        return Made(rows, rejected.filter(pc.is_valid(reasons)).cast(LEFT))
 
 
 def _messages(file: pq.ParquetFile, part: int) -> Iterator[pa.RecordBatch]:

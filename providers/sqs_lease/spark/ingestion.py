@@ -1,12 +1,10 @@
 """Ingestion of a batch of messages into a table, each message once: the order of steps that guarantees this.
 
-1. Write the messages to a file. Reject bodies whose syntax the source cannot parse. The check is strict, because
-   Spark's ``from_json`` accepts text after the object, a second object and single quotes, and keeps only one value of a
-   repeated key: each of these would be data lost in silence. For JSON, the tasks of step 3 may do this check instead.
+1. Write the messages to a file. Reject bodies that the source does not even want to parse.
 2. Ask the table which of the messages it knows.
-3. Let Spark parse the others in one pass and stage their rows where no reader of the table sees them. Rejects, and
-   messages without anything to store, are observed in the same pass. If source and table allow it, Spark's tasks read
-   messages themselves before that (:mod:`.batch_parts`), and Spark parses only those that they leave.
+3. Parse the others in one pass and stage their rows where no reader of the table sees them. If source and table allow
+   it, Spark's tasks read the messages, write the rows themselves (:mod:`.batch_parts`), and answer with the rejects.
+   Otherwise Spark plans it, and rejects and messages without anything to store are observed in the same pass.
 4. Require that every message is known, ingested, empty or rejected. Otherwise nothing is committed. The comparison is
    by id, and the ids of rows come from the written files: Spark's observations were seen to be empty without an error.
 5. Store the rejects in their own table, if there is one, in the same way.
@@ -157,7 +155,7 @@ def ingest(
         workspace: A directory for the file of the batch, which the driver and all executors reach by this path. The
             file is removed at the end; the next process removes the files of killed ones. None if they do not share a
             directory: then the driver has the file for itself and sends the messages to the executors. That takes the
-            memory of the whole batch in the driver, and Spark parses all messages itself.
+            memory of the whole batch in the driver, and all rows pass through Spark, which takes longer.
         batch_id: The name of the batch. None, the default, names it after its messages, their receive counts and the
             source, so that a repeated try is recognised. A name of your own must always stand for the same messages.
         rejects: The table for rejected messages, for example ``DeltaSink("/data/orders-rejected")``, with the columns

@@ -16,10 +16,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.batch_file import REASONS, BatchFile
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, NOTHING_TO_STORE, REASON
+from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.message_ids import NO_IDS, is_among, only, repeated_ids, together, without
 from sqs_lease.spark.sinks.sink import JudgingTable, PartsTable, Rest, Staged, Table
 from sqs_lease.spark.sources.source import ArrowParser
-from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this
+from sqs_lease.spark.spark_errors import SPARK_ERRORS, cannot_run_this, why_cannot_run
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class MessageParser:
         spark: The session.
         batch: The messages.
         plan: Plans the parsing, as :meth:`.source.Source.parse`.
-        by_tasks: Reads most messages in the tasks instead, where the table takes their rows; None where only Spark can.
+        by_tasks: Reads the messages without Spark's rows in between, where the table takes their rows; None where it is
+            to be planned.
     """
 
     spark: SparkSession
@@ -113,21 +115,20 @@ class MessageParser:
         def rest(left: pa.Table) -> DataFrame | None:
             is_rejected = pc.is_valid(left["reason"])
             rejected.append(left.filter(is_rejected).cast(REASONS))
-            unread = left["message_id"].filter(pc.invert(is_rejected))
-            if not len(unread):
-                return None
-            logger.info("batch %s: %d messages are left to Spark's own parser", batch_id, len(unread))
-            return plan(self.batch.only(self.batch.accepted(self.spark), unread))
+            to_judge = left["message_id"].filter(pc.invert(is_rejected))
+            return plan(self.batch.only(self.batch.accepted(self.spark), to_judge)) if len(to_judge) else None
 
-        staged = self._stage_parts(table, rest, others, batch_id)
-        if staged is None:
-            observed.clear()
-            rejected.clear()
-            if not self.batch.is_checked:
-                rejected.append(without(self.batch.not_json(), others))
-                others = together(others, rejected[-1]["message_id"])
-            messages = self.batch.accepted(self.spark)
-            staged = table.stage(plan(self.batch.without(messages, others) if len(others) else messages), batch_id)
+        try:
+            staged = self._stage_parts(table, rest, others, batch_id)
+            if staged is None:
+                observed.clear()
+                rejected.clear()
+                messages = self.batch.accepted(self.spark)
+                staged = table.stage(plan(self.batch.without(messages, others) if len(others) else messages), batch_id)
+        except SPARK_ERRORS as error:
+            if not cannot_run_this(error):
+                raise
+            raise IngestionError(why_cannot_run(error)) from error
         try:
             # Empty where Spark did not observe anything; the reconciliation then finds what is missing.
             reasons = [row for observation in observed for row in json.loads(observation.get.get("reasons", "[]"))]
@@ -138,21 +139,10 @@ class MessageParser:
             raise
 
     def _stage_parts(self, table: Table[Any], rest: Rest, others: pa.ChunkedArray, batch_id: str) -> Staged | None:
-        """Let tasks read most messages themselves, where they reach the file, and source and table can do that."""
+        """Let tasks read the messages themselves, where they reach the file, and source and table can do that."""
         if self.by_tasks is None or not self.batch.is_shared or not isinstance(table, PartsTable):
             return None
-        parts = self.batch.parts(self.by_tasks, others, batch_id)
-        try:
-            return table.stage_parts(self.spark, parts, rest, batch_id)
-        except SPARK_ERRORS as error:
-            if not cannot_run_this(error):
-                raise
-            logger.warning(
-                "batch %s: Spark parses all messages itself, which takes longer, as its tasks cannot run this package: "
-                "install sqs-lease[spark] on the executors, for the Python of the driver",
-                batch_id,
-            )
-            return None
+        return table.stage_parts(self.spark, self.batch.parts(self.by_tasks, others, batch_id), rest, batch_id)
 
     def _rows(self, table: Table[Any], messages: DataFrame, observation: Observation, batch_id: str) -> DataFrame:
         reason = F.when(F.col(REASON).isNotNull(), F.struct(MESSAGE_ID, REASON))

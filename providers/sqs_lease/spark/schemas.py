@@ -45,6 +45,7 @@ _IN_PARQUET: Final = (
     *(ArrayType, BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType),
     *(LongType, MapType, ShortType, StringType, StructType, TimestampNTZType, TimestampType),
 )
+_IN_JSON: Final = (*_IN_PARQUET, VariantType)
 DEEPEST: Final = 30
 """The deepest nesting of types. Arrow and Delta's log fail at 32 maps, or 42 objects."""
 
@@ -104,7 +105,7 @@ def json_schema(schema: str | StructType) -> StructType:
     """Read the schema of JSON records.
 
     Raises:
-        SchemaError: As for :func:`struct_type`, or Spark would misread one of the types in JSON.
+        SchemaError: As for :func:`struct_type`, or values of one of the types cannot be read from JSON.
     """
     columns = struct_type(schema)
     for path, kind in types_in(columns):
@@ -112,6 +113,11 @@ def json_schema(schema: str | StructType) -> StructType:
             raise SchemaError(
                 "the schema has a TINYINT, in which Spark makes the JSON numbers 128 to 255 negative: use SMALLINT"
             )
+        # Not isinstance: CHAR and VARCHAR are strings to Spark's classes, but have lengths.
+        if type(kind) not in _IN_JSON:
+            raise SchemaError(f"column {path}: JSON is not read as the type {kind.simpleString()}: make it a STRING")
+        if path and isinstance(kind, StructType) and not kind.fields:
+            raise SchemaError(f"column {path} is an object without fields: name some, or make it a STRING")
         if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
             raise SchemaError(
                 f"column {path} is {kind.simpleString()}, and in JSON names are texts: make it a MAP<STRING, ...>"

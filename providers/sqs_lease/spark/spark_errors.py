@@ -12,6 +12,7 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """The errors that Spark raises: its own, and Java's that it does not translate."""
 
 _SIGNS: Final = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_LACKING: Final = re.compile(r"No module named '([\w.]+)'")
 _WITHOUT_RIGHTS: Final = ("PermissionError", "Permission denied", "Mkdirs failed")
 # The last line of a traceback, and Java's text. Not within a line, because a value of a row may be quoted there.
 _OF_SPACE: Final = re.compile(
@@ -24,6 +25,16 @@ _INTRODUCTION: Final = "An error occurred while calling "
 def cannot_run_this(error: Exception) -> bool:
     """Whether an error says that the executors lack this package, or a Python that can run it."""
     return any(sign in str(error) for sign in _SIGNS)
+
+
+def why_cannot_run(error: Exception) -> str:
+    """Why Spark's executors cannot run Python that needs this package, by an error of :func:`cannot_run_this`."""
+    lacking = _LACKING.search(str(error))
+    why = kind_of(error) if lacking is None else f"they have no Python module {lacking[1]!r}"
+    return (
+        f"Spark's executors cannot run the Python of this ingestion ({why}): install sqs-lease[spark] on them, and "
+        "what your own functions import, for the Python version of the driver"
+    )
 
 
 def cannot_write(error: Exception) -> bool:

@@ -1,9 +1,8 @@
-"""Ingestions into Delta tables whose tasks read the messages themselves, and leave to Spark what they cannot read."""
+"""Ingestions into Delta tables whose tasks read the messages themselves: no message costs a plan of Spark's."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.batch_parts import BatchParts
+from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from tests.spark.samples import (
     SCHEMA,
@@ -44,16 +44,15 @@ class Changed:
     reader: ArrowJson
     change: Callable[[pa.Table, pa.Array], Answer]
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
-        rows, taken, reasons = self.reader(bodies)
-        return *self.change(rows, taken), reasons
+    def __call__(self, bodies: pa.Array) -> Answer:
+        return self.change(*self.reader(bodies))
 
 
 @dataclass(frozen=True)
 class ChangedSource(JsonSource):
     """A JSON source whose reader in the tasks is a :class:`Changed` one."""
 
-    change: Callable[[pa.Table, pa.Array], Answer] = lambda rows, taken: (rows, taken)
+    change: Callable[[pa.Table, pa.Array], Answer] = lambda rows, reasons: (rows, reasons)
 
     def arrow_parser(self, columns: StructType) -> Any:
         reader = super().arrow_parser(columns)
@@ -127,7 +126,10 @@ def test_the_parts_of_a_batch_are_shared_among_the_tasks(place: Place, monkeypat
     assert staged_files(place.table) == named_files(place.table)
 
 
-def test_what_the_tasks_leave_is_stored_or_rejected_by_spark_in_the_same_commit(place: Place) -> None:
+def test_what_is_written_otherwise_is_converted_or_rejected_by_the_tasks_in_the_same_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_spark = planned(monkeypatch)
     found = {
         "read": '{"id": 1, "name": "a"}',
         "converted": '{"id": 2, "name": 7}',
@@ -150,6 +152,7 @@ def test_what_the_tasks_leave_is_stored_or_rejected_by_spark_in_the_same_commit(
     assert result.rejected["missing"] == "required, but missing or null: id"
     assert result.rejected["no JSON"].startswith("not valid JSON")
     assert (result.ingested, result.rows, len(result.rejected), result.table_version) == (4, 4, 3, 1)
+    assert by_spark == []
     assert staged_files(place.table) == named_files(place.table)
 
 
@@ -165,7 +168,7 @@ def test_messages_that_the_table_knows_are_not_read_again(place: Place) -> None:
 
 def test_what_was_staged_for_a_batch_that_is_not_committed_is_removed_whoever_wrote_it(place: Place) -> None:
     def fail() -> None:
-        assert len(staged_files(place.table)) == 2
+        assert len(staged_files(place.table)) == 1
         raise OSError("the driver is stopped")
 
     batch = [*good(range(1, 99)), *bodies({"left": '{"id": 99, "name": 7}'})]
@@ -176,19 +179,12 @@ def test_what_was_staged_for_a_batch_that_is_not_committed_is_removed_whoever_wr
     assert place.ingest(batch).ingested == 99
 
 
-def test_a_reader_may_leave_any_message(place: Place) -> None:
-    result = place.ingest(good([1, 2]), source=changed(lambda rows, _: (rows.slice(0, 1), pa.array([True, False]))))
-
-    assert result.ingested == 2
-    assert stored_ids(place.table) == ["m1", "m2"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda rows, taken: (rows.slice(0, 1), pa.array([True, None])), id="a message is lost"),
+        pytest.param(lambda rows, reasons: (rows.slice(1), reasons), id="a message is lost"),
         pytest.param(
-            lambda rows, taken: (pa.concat_tables([rows, rows.slice(0, 1)]), pa.array([True, True])),
+            lambda rows, reasons: (pa.concat_tables([rows, rows.slice(0, 1)]), reasons),
             id="there are more records than messages",
         ),
     ],
@@ -202,7 +198,7 @@ def test_a_reader_that_does_not_account_for_each_message_commits_nothing(
     assert staged_files(place.table) == set()
 
 
-def broken(_rows: pa.Table, _taken: pa.Array) -> Answer:
+def broken(_rows: pa.Table, _reasons: pa.Array) -> Answer:
     raise OSError("the disk is on fire")
 
 
@@ -214,20 +210,17 @@ def test_a_task_that_fails_leaves_no_files(place: Place) -> None:
     assert place.ingest(good([1, 2])).ingested == 2
 
 
-def without_package(_rows: pa.Table, _taken: pa.Array) -> Answer:
+def without_package(_rows: pa.Table, _reasons: pa.Array) -> Answer:
     raise ModuleNotFoundError("No module named 'sqs_lease'")
 
 
-def test_spark_parses_everything_where_its_executors_lack_this_package(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        result = place.ingest([*good([1, 2]), *not_json()], source=changed(without_package))
+def test_executors_that_lack_this_package_are_named_and_nothing_is_stored(place: Place) -> None:
+    lacking = r"no Python module 'sqs_lease'\): install sqs-lease\[spark\] on them"
+    with pytest.raises(IngestionError, match=lacking):
+        place.ingest([*good([1, 2]), *not_json()], source=changed(without_package))
 
-    assert result.ingested == 2
-    assert result.rejected == {name: why_not_json(body) for name, body in NOT_JSON.items()}
-    assert "install sqs-lease[spark] on the executors" in caplog.text
-    assert staged_files(place.table) == named_files(place.table)
+    assert staged_files(place.table) == set()
+    assert place.ingest(good([1, 2])).ingested == 2
 
 
 def test_a_source_that_parses_otherwise_is_not_read_by_the_tasks(place: Place) -> None:
@@ -268,14 +261,13 @@ def test_a_task_holds_few_bytes_of_a_part_at_once(tmp_path: Path, monkeypatch: p
     path = tmp_path / "manifest"
     manifest.write_manifest(path, batch_id="b", queue_url="http://127.0.0.1/q", messages=large)
     reader = ArrowJson.of(StructType([StructField("id", LongType())]))
-    assert reader is not None
     parts = BatchParts.of(path, chosen=None, parser=reader, batch_id="b")
 
     made = list(parts.read([0]))
 
     assert parts.count == 1
-    assert max(one.rows.num_rows + len(one.left) for one in made) < 40
-    assert sum(one.rows.num_rows + len(one.left) for one in made) == 100
+    assert max(one.rows.num_rows + len(one.rejected) for one in made) < 40
+    assert sum(one.rows.num_rows + len(one.rejected) for one in made) == 100
 
 
 @pytest.mark.parametrize(
@@ -293,7 +285,6 @@ def test_tasks_are_as_many_as_run_at_once_however_large_the_batch(
 ) -> None:
     assert spark.sparkContext.defaultParallelism == 2
     reader = ArrowJson.of(StructType([StructField("id", LongType())]))
-    assert reader is not None
 
     shared = BatchParts("file", None, reader, "b", parts, megabytes * 1024 * 1024)
 

@@ -164,7 +164,7 @@ class Case:
     def run(self, count: int) -> None:
         """Ingest a random batch, one that mostly fits with some of its messages again, and one of records that fit.
 
-        Where more than one in some hundred messages does not fit, tasks leave all of them to Spark's own parser.
+        Where more than one in some hundred messages does not fit, tasks read each of them alone.
         """
         draw = Draw(self.seed, ids=max(count, 100))
         first = draw.batch(count, wrap=self.source.wrap)

@@ -83,7 +83,7 @@ def test_a_batch_ends_in_the_table_in_the_rejects_table_or_nowhere_twice(
     assert database.staging_tables() == []
 
 
-def test_tasks_copy_what_they_read_and_spark_what_they_leave(
+def test_tasks_write_what_they_read_and_spark_the_texts_that_they_cannot_write(
     spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[DataFrame] = []
@@ -114,7 +114,7 @@ def test_tasks_copy_what_they_read_and_spark_what_they_leave(
             workspace=tmp_path,
         )
 
-    assert load(["read"]).ingested == 1
+    assert load(["read", "wrong"]).ingested == 1
     assert planned == []
     result = load(list(bodies))
 

@@ -57,7 +57,7 @@ _SORTED_BYTES: Final = 128 * 1024 * 1024
 _UNIQUE: Final = (MESSAGE_ID, SENT_AT)
 _SHOWN_CHARACTERS: Final = 40
 _REST: Final = "rest"
-"""The directory, inside that of a try, for rows that Spark makes of messages that its tasks left."""
+"""The directory, inside that of a try, for rows that the tasks left to Spark to write."""
 
 # The number of files whose message ids are read at once: on S3, each takes some round trips.
 _READ_AT_ONCE: Final = 16
@@ -256,8 +256,8 @@ class _PartTask:
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         for made in self.parts.read(numbers):
             rows, is_left = made.rows, self.staging.is_left(made.rows)
-            if made.left.num_rows:
-                left.append(made.left)
+            if made.rejected.num_rows:
+                left.append(made.rejected)
             if pc.any(is_left).as_py():
                 refused = rows[MESSAGE_ID].filter(is_left)
                 left.append(pa.Table.from_arrays([refused, pa.nulls(len(refused), pa.string())], schema=LEFT))

@@ -26,7 +26,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import JSON_OPTIONS, TIME_OF_DAY, beyond
+from sqs_lease.spark.sources.row_flaws import beyond
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, KeyedSource, KeysOf
 
 SYSTEM_ATTRIBUTES: Final = frozenset(
@@ -43,6 +43,20 @@ SYSTEM_ATTRIBUTES: Final = frozenset(
     }
 )
 """What SQS itself says of a message: ``MessageSystemAttributeNames`` of ReceiveMessage in the SQS API Reference."""
+
+JSON_OPTIONS: Final = {
+    # Otherwise "NaN" and "Infinity" in quotes are numbers.
+    "allowNonNumericNumbers": "false",
+    # Otherwise the date "2013-01-02 or so" is one.
+    "dateFormat": "yyyy-MM-dd",
+    # Otherwise the date "20130102" is the 20 130 102nd day since 1970.
+    "enableDateTimeParsingFallback": "false",
+    # A timestamp without a zone means the same whichever session parses it.
+    "timeZone": "UTC",
+}
+
+TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
+"""A text that names a time and no day; Spark leaves out spaces and control characters before it."""
 
 _MILLISECONDS: Final = frozenset({"ApproximateFirstReceiveTimestamp", "SentTimestamp"})
 _NESTED: Final = (ArrayType, MapType, StructType, VariantType)

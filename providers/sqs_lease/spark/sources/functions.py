@@ -16,7 +16,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import IngestionError, SchemaError
 from sqs_lease.spark.schemas import arrow_schema, notation, nullable, quoted, record_batch, struct_type, without_case
-from sqs_lease.spark.sources.json import flaw
+from sqs_lease.spark.sources.row_flaws import flaw
 from sqs_lease.spark.sources.source import FixedSource
 from sqs_lease.spark.sources.whole_bodies import TextChecker
 

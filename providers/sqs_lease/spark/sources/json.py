@@ -1,7 +1,6 @@
-"""JSON messages: one object a body, checked for syntax and against the schema on Spark.
+"""JSON messages: one object a body, checked for syntax and against the schema in Spark's tasks: see :mod:`.arrow_json`.
 
-Columns that nobody named are inferred with types that every later body can be read by. Records are made by one
-``from_json`` a text: what does not fit the schema gets a reason.
+Columns that the user did not name are inferred by Spark, with types that every later body can be read by.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
-from functools import reduce
-from operator import and_, or_
-from typing import Any, Final, Literal, TypeAlias, get_args
+from operator import or_
+from typing import Any, Final, Literal, get_args
 
 import pyspark
 from pyspark.sql import Column, DataFrame
@@ -23,61 +21,45 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import (
     ArrayType,
     DataType,
-    DateType,
-    LongType,
     MapType,
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, STRANGE_TIME, is_taken
+from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
 from sqs_lease.spark.schemas import (
     DEEPEST,
+    arrow_schema,
     can_be_column,
     json_schema,
     notation,
     quoted,
-    relaxed,
     types_in,
     without_case,
 )
-from sqs_lease.spark.sources.arrow_json import ArrowJson
+from sqs_lease.spark.sources.arrow_json import ArrowJson, JsonRows, as_texts
 from sqs_lease.spark.sources.pinned_schema import InferredSchema
+from sqs_lease.spark.sources.row_flaws import joined, places
 from sqs_lease.spark.sources.source import BodyChecker, KeysOf
+from sqs_lease.spark.sources.whole_bodies import TOO_LARGE_VARIANT
 
 logger = logging.getLogger(__name__)
 
 _CORRUPT: Final = "_sqs_lease_corrupt"
-_RECORD: Final = "_sqs_lease_record"
-_TEXT: Final = "_sqs_lease_text"
-
-JSON_OPTIONS: Final = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
-    # Otherwise "NaN" and "Infinity" in quotes are numbers.
-    "allowNonNumericNumbers": "false",
-    # Otherwise the date "2013-01-02 or so" is one.
-    "dateFormat": "yyyy-MM-dd",
-    # Otherwise the date "20130102" is the 20 130 102nd day since 1970.
-    "enableDateTimeParsingFallback": "false",
-    # A timestamp without a zone means the same whichever session parses it.
-    "timeZone": "UTC",
-}
-
 
 NewFields = Literal["ignore", "reject", "add"]
-"""What becomes of a field that is no column: it is ignored, its message is rejected, or it becomes a column."""
+"""Says how to treat a field that is not a column: ignore it, reject its message, or make it a column."""
 
 _CHOICES: Final = get_args(NewFields)
 
 TimestampUnit = Literal["s", "ms", "us"]
-"""What a number counts since 1970: seconds, milliseconds or microseconds."""
+"""The unit of numbers that count from 1970 on: seconds, milliseconds or microseconds."""
 
 _UNITS: Final[Mapping[TimestampUnit, int]] = {"s": 1_000_000, "ms": 1_000, "us": 1}  # microseconds
 
@@ -88,26 +70,37 @@ class JsonSource:
 
     Rejected are bodies that are empty, not JSON by the letter of RFC 8259 (text after the object, a second object,
     single quotes, ``NaN``), that name a field twice in one object, hold a number that no double can, nest deeper than
-    200 levels, or are no object; and objects in which a field that the schema declares ``NOT NULL`` is missing or null,
-    or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
+    200 levels, or are not an object; and objects in which a field that the schema declares ``NOT NULL`` is missing or
+    null, or any field has the wrong type; and objects with a value for none of the columns, such as an envelope of SNS.
+    Reasons name the places: ``trip.miles``, or ``stops[]`` for whatever is inside of an array or a ``MAP``.
 
-    A ``DATE`` is written ``2013-01-31``; a timestamp without a zone is in UTC. A number in a ``TIMESTAMP`` column is
-    seconds since 1970; one beyond the years 1 to 9999, such as milliseconds, is rejected: name the unit in
-    ``timestamp_units``. A ``STRING`` column takes any value, as its JSON text; a ``DECIMAL`` one rounds to its scale,
-    and in a ``FLOAT`` one a number beyond its range is infinite.
+    Beside null, a column takes by its type:
+
+    - numbers of whole types: numbers without a fraction and an exponent;
+    - ``DOUBLE`` and ``FLOAT``: numbers; in a ``FLOAT`` one that is beyond its range is infinite;
+    - ``DECIMAL``: numbers, and texts of one (``"12.50"``), rounded to the scale, halves away from zero;
+    - ``STRING``: any value, one that is not a string as its JSON text without the white space between tokens;
+    - ``BINARY``: texts in base64;
+    - ``DATE``: ``"2013-01-31"``;
+    - ``TIMESTAMP``: a day, or a day and a time, such as ``"2013-01-31T05:30"`` or ``"2013-1-31 05:30:00.25+02:00"``,
+      in UTC where no zone is given: ``Z``, ``UTC``, ``GMT``, ``+02``, ``+0200`` and ``+02:00`` are zones, up to 18
+      hours. Less than a microsecond is cut off. Or a whole number of seconds since 1970; one beyond the years 1
+      to 9999, such as milliseconds, is rejected: name the unit in ``timestamp_units``;
+    - ``TIMESTAMP_NTZ``: the same texts without a zone;
+    - ``ARRAY``: arrays; ``STRUCT``: objects, of which other fields than its own are ignored; ``MAP<STRING, ...>``:
+      objects; ``VARIANT``: any value, the null of JSON included.
 
     Attributes:
         schema: The fields of the object, as a Spark DDL string (``"id BIGINT NOT NULL, name STRING"``), a
             ``StructType``, or :class:`InferredSchema`. Names are matched in upper and lower case.
-        new_fields: What becomes of a field of the object itself (not of what is nested in it) that is no column.
-            ``"ignore"``, the default: nothing. ``"reject"``: its message is rejected; with an inferred schema this
-            costs a second look at each body on Spark, where the pinned schema is known for certain. ``"add"``: it
-            becomes a column, in the pinned schema and then in the table, with the type that Spark infers from this
-            batch; for a field that is null or empty in all messages that waits until one has a value. A message whose
-            new field can be no column (a name that not every table takes or that one keeps for itself, such as
-            ``xmin``, or that differs from another one in case only, or the 1001st column) is rejected. It needs an
-            :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and
-            the text of a schema cannot grow.
+        new_fields: Says how to treat a field of the object itself (not of what is nested in it) that is not a column.
+            ``"ignore"``, the default: as if it was not there. ``"reject"``: its message is rejected. ``"add"``: it is
+            added to the pinned schema and then to the table, with the type that Spark infers from this batch; for a
+            field that is null or empty in all messages that waits until one has a value. A message whose new field can
+            be no column (a name that not every table takes or that one keeps for itself, such as ``xmin``, or that
+            differs from another one in case only, or the 1001st column) is rejected. It needs an
+            :class:`InferredSchema`: what was added must be found again by the next batch and by other drivers, and the
+            text of a schema cannot grow.
         dedupe_by: Fields of the object that together name what happened, for example ``["order_id", "version"]``: a
             message with the values of an earlier one is a repeat, whatever its message id is, such as after a redrive
             or a second send. It is done, and changes nothing. A message that lacks one of them, or has null there, is
@@ -116,9 +109,10 @@ class JsonSource:
             ``"s"``, ``"ms"`` or ``"us"``. Such a column takes nothing but numbers. Empty, the default: texts, and
             numbers of seconds.
         rescued: The name of a further column, ``STRING``, that saves what the others cannot hold: of an object with a
-            field that is no column, or not of its column's type, the text of the whole object, as it came; null for
-            all others. Such a message is then stored, with null where a value does not fit, and not rejected; one that
-            lacks a ``NOT NULL`` field still is. None, the default: no such column. With ``new_fields="ignore"`` only.
+            field that is not a column, or not of its column's type, the text of the whole object, as it came; null for
+            all others. Such a message is then stored, with null where a value does not fit, and not rejected; one whose
+            ``NOT NULL`` field is missing, null or does not fit still is. None, the default: no such column. With
+            ``new_fields="ignore"`` only.
     """
 
     schema: str | StructType | InferredSchema
@@ -172,8 +166,8 @@ class JsonSource:
                 return OpenChecker(pinned.names if pinned else ())
             # Spark infers from whatever it can read, so it must not see any other body.
             return BodyChecker(decode_object) if pinned is None else PlainChecker()
-        columns = json_schema(self.schema)
-        return ClosedChecker(columns.names) if self.new_fields == "reject" else PlainChecker()
+        json_schema(self.schema)
+        return PlainChecker()
 
     def columns(self, messages: DataFrame, checker: BodyChecker) -> StructType:
         """The schema as it is given or pinned; inferred and pinned where it is not yet, and widened by new fields.
@@ -213,27 +207,19 @@ class JsonSource:
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
         named = messages.withColumnsRenamed({batch_file.MESSAGE_ID: MESSAGE_ID, batch_file.SENT_AT: SENT_AT})
-        return json_rows(
-            named,
-            batch_file.BODY,
-            columns,
-            [MESSAGE_ID, SENT_AT],
-            closed=self._is_closed_on_spark,
-            units=self.timestamp_units,
-            rescued=self.rescued,
-        )
+        return json_rows(named, batch_file.BODY, self._parser(columns), columns, [MESSAGE_ID, SENT_AT])
 
     def arrow_parser(self, columns: StructType) -> ArrowJson | None:
         """See :class:`.source.ArrowSource`."""
-        if self._is_closed_on_spark or self.timestamp_units or self.rescued or type(self).parse is not JsonSource.parse:
-            # A subclass may parse otherwise.
+        # A subclass may parse otherwise; and some types only Spark makes of what the tasks read.
+        if type(self).parse is not JsonSource.parse or any(_is_only_sparks(kind) for _, kind in types_in(columns)):
             return None
-        return ArrowJson.of(columns)
+        return self._parser(columns)
 
-    @property
-    def _is_closed_on_spark(self) -> bool:
-        """Whether new fields are to be found there. Of a given schema, the driver knows the fields."""
-        return self.new_fields == "reject" and isinstance(self.schema, InferredSchema)
+    def _parser(self, columns: StructType) -> ArrowJson:
+        read = columns if self.rescued is None else StructType(columns.fields[:-1])
+        units = {name: _UNITS[unit] for name, unit in self.timestamp_units.items()}
+        return ArrowJson.of(read, units=units, closed=self.new_fields == "reject", rescued=self.rescued)
 
 
 MOST_COLUMNS: Final = 1000
@@ -241,41 +227,6 @@ MOST_COLUMNS: Final = 1000
 
 MOST_FIELDS_INSIDE: Final = 1000
 """So many fields all columns together have inside of them by themselves, at every depth: each is a column of a file."""
-
-# How many unknown fields a reason names, and how much of each name.
-_SHOWN_FIELDS: Final = 3
-_SHOWN_CHARACTERS: Final = 63
-_UNKNOWN_FIELD: Final = "not in the schema: "
-
-NO_VALUE: Final = "none of the schema's fields has a value"
-"""The reason for an object that is another kind of message, such as an envelope, where no column is required."""
-
-
-_MISSING: Final = "required, but missing or null: "
-_UNFIT: Final = "not of the type in the schema"
-
-# Mostly these are milliseconds in a TIMESTAMP column, which Spark takes for a year such as 55840.
-_OF_JSON: Final = "; numbers are seconds since 1970, or timestamp_units"
-
-_YEAR_1: Final = -62_135_596_800_000_000
-_YEAR_9999: Final = 253_402_300_799_999_999  # microseconds since 1970
-_LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
-    DateType: ("0001-01-01", "9999-12-31"),
-    TimestampNTZType: ("0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"),
-    TimestampType: ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"),
-}
-
-_HOURS: Final = r"[^\w\"]*+(T\d|\d{1,2}:)"
-
-TIME_OF_DAY: Final = r"^[\x00-\x20\x7F]*[+-]?(T\d|\d{1,2}:)"
-"""A text that names a time and no day; Spark leaves out spaces and control characters before it."""
-
-# Within JSON, where characters may be escaped: few texts have it by chance. No group may repeat: Java's stack grows
-# with each time that one does, and one long text would end the executor.
-_MAY_HAVE_TIME_OF_DAY: Final = rf'"{_HOURS}|\\\w{_HOURS}|\\u00'
-
-Flaw: TypeAlias = Callable[[Column, StructField], Column | None]
-"""Tests a value of a field; None where values of its type cannot have the flaw."""
 
 
 class PlainChecker(BodyChecker):
@@ -285,23 +236,9 @@ class PlainChecker(BodyChecker):
         super().__init__(decode_object)
 
     @property
-    def wants_json(self) -> bool:
-        """See :class:`.source.SyntaxChecker`."""
+    def is_repeated(self) -> bool:
+        """See :class:`.source.RepeatedChecker`."""
         return True
-
-
-class ClosedChecker(BodyChecker):
-    """Refuses fields that are no columns."""
-
-    def __init__(self, columns: Collection[str]) -> None:
-        super().__init__(decode_object, self._reason_of)
-        self._columns = frozenset(columns)
-
-    def _reason_of(self, record: Mapping[str, Any]) -> str | None:
-        if record.keys() <= self._columns:
-            return None
-        unknown = [name[:_SHOWN_CHARACTERS] for name in record if name not in self._columns]
-        return f"{_UNKNOWN_FIELD}{', '.join(unknown[:_SHOWN_FIELDS])}"
 
 
 class OpenChecker(BodyChecker):
@@ -365,11 +302,12 @@ def inferred_fields(
 ) -> list[StructField]:
     """Let Spark infer the fields of the messages' bodies, or only some of them; all may be null.
 
-    What has no type yet is left out: fields that are null, empty arrays or empty objects in all bodies. So are names
-    that no column should have, of names that differ in case only all but one, and of more than :data:`MOST_COLUMNS`
-    fields those that fewest bodies have. A value that is an object with such names inside stays whole, as JSON text,
-    and so does what is nested deeper than a table takes; and of values with more than :data:`MOST_FIELDS_INSIDE` fields
-    inside of them, all together and with those of the columns ``beside``, the ones that have most.
+    Fields without a type yet are left out: those that are null, empty arrays or empty objects in all bodies. So are
+    names that no column should have, of names that differ in case only all but one, and of more than
+    :data:`MOST_COLUMNS` fields those that fewest bodies have. A value that is an object with such names inside stays
+    whole, as JSON text, and so does what is nested deeper than a table takes; and of values with more than
+    :data:`MOST_FIELDS_INSIDE` fields inside of them, all together and with those of the columns ``beside``, the ones
+    that have most.
     """
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise SchemaError(
@@ -442,204 +380,58 @@ def _storable(kind: DataType, room: int = DEEPEST - 1) -> DataType:
     return kind
 
 
-def json_rows(
-    frame: DataFrame,
-    text: str,
-    columns: StructType,
-    carried: Sequence[str],
-    *,
-    closed: bool = False,
-    units: Mapping[str, TimestampUnit] | None = None,
-    rescued: str | None = None,
-) -> DataFrame:
-    """Parse a column of JSON objects that were checked for syntax before.
+def json_rows(frame: DataFrame, text: str, parser: ArrowJson, columns: StructType, carried: Sequence[str]) -> DataFrame:
+    """Parse a column of JSON objects, in the tasks.
 
     Args:
         frame: Rows with the text and all that is carried. A row whose ``REASON``, if it is carried, is not null keeps
             it, and its text may be null.
         text: The name of the column of texts.
-        columns: The columns of a record.
+        parser: Reads them.
+        columns: All columns that the parser makes, by their types.
         carried: Columns that are taken over as they are.
-        closed: Whether an object with a field that is no column is rejected. It costs a second look at the text.
-        units: ``TIMESTAMP`` columns that are read from numbers, with their units.
-        rescued: The last of the columns, where it is to save the texts of objects that do not fit the others.
 
     Returns:
         ``columns``, ``carried``, and ``REASON``.
     """
-    units = units or {}
-    fields = columns.fields if rescued is None else columns.fields[:-1]
-    read = [StructField(one.name, LongType(), one.nullable) if one.name in units else one for one in fields]
-    schema = StructType([*read, StructField(_CORRUPT, StringType())])
-    saved = [] if rescued is None else [_saved(StructType(fields), units).alias(rescued)]
-    reason = _reason(StructType(fields), units, closed=closed, saves=rescued is not None)
-    if REASON in carried:
-        reason = F.coalesce(F.col(REASON), reason)
-    return frame.select(
-        *carried,
-        F.col(text).alias(_TEXT),
-        F.from_json(text, schema, JSON_OPTIONS).alias(_RECORD),
-    ).select(
-        *(_readable(field, units).alias(field.name) for field in fields),
-        *saved,
-        *(name for name in carried if name != REASON),
-        reason.alias(REASON),
+    given = frame.select(*(quoted(name) for name in dict.fromkeys([text, *carried])))
+    taken_over = [StructField(one.name, one.dataType) for one in given.schema.fields if one.name in carried]
+    ends = [one for one in taken_over if one.name != REASON]
+    made = StructType([*as_texts(columns).fields, *ends, StructField(REASON, StringType())])
+    rows = given.mapInArrow(JsonRows(parser, text, arrow_schema(made)), made)
+    too_large = [test for one in columns.fields for _, test in places(F.col(quoted(one.name)), one, _is_no_variant)]
+    if too_large:
+        reason = F.when(joined(or_, too_large), F.lit(TOO_LARGE_VARIANT))
+        rows = rows.withColumn(REASON, F.coalesce(F.col(REASON), reason))
+    return rows.select(
+        *(_typed(F.col(quoted(one.name)), one.dataType).alias(one.name) for one in columns.fields),
+        *(quoted(one.name) for one in ends),
+        REASON,
     )
 
 
-def _of_record(name: str) -> Column:
-    return F.col(_RECORD).getField(name)
-
-
-def _saved(columns: StructType, units: Mapping[str, TimestampUnit]) -> Column:
-    """The text of an object that does not fit its columns; null for one that does."""
-    misread = [test for field in columns.fields for test in _misread_times(field, units)]
-    unfit = [_of_record(_CORRUPT).isNotNull(), F.size(_unknown_fields(columns)) > 0, *misread]
-    return F.when(joined(or_, unfit), F.col(_TEXT))
-
-
-def _unknown_fields(columns: StructType) -> Column:
-    return F.array_except(F.json_object_keys(_TEXT), F.array(*map(F.lit, columns.names)))
-
-
-def _readable(field: StructField, units: Mapping[str, TimestampUnit]) -> Column:
-    """A column's value; null where Python could not read it, which rejects its row."""
-    value = _of_record(field.name)
-    if field.name in units:
-        value = F.timestamp_micros(value * _UNITS[units[field.name]])
-    misread = _misread_times(field, units)
-    return F.when(~F.coalesce(joined(or_, misread), F.lit(False)), value) if misread else value
-
-
-def joined(operator: Callable[[Column, Column], Column], tests: Sequence[Column]) -> Column:
-    """Join conditions, at least one, by ``and_`` or ``or_``.
-
-    Spark goes down an expression by calls of functions, and a chain of a thousand is too deep for its stack. So they
-    are joined in pairs, these in pairs again, and so on.
-    """
-    while len(tests) > 1:
-        tests = [reduce(operator, tests[start : start + 2]) for start in range(0, len(tests), 2)]
-    return tests[0]
-
-
-def flaw(columns: StructType) -> Column:
-    """Say which required places of a row's columns are null, or which times are :data:`STRANGE_TIME`; null for none.
-
-    Spark itself treats every field as nullable when it parses.
-    """
-    fields = [(F.col(quoted(field.name)), field) for field in columns.fields]
-    gaps = [gap for value, field in fields for gap in places(value, field, _is_gap)]
-    times = [time for value, field in fields for time in places(value, field, beyond)]
-    return F.coalesce(_named(_MISSING, gaps), _named(f"{STRANGE_TIME}: ", times))
-
-
-def beyond(value: Column, of: StructField) -> Column | None:
-    """Whether a time or a date lies beyond the years that others read; None for values of other types."""
-    limits = _LIMITS.get(type(of.dataType))
-    return None if limits is None else ~value.between(*(F.lit(limit).cast(of.dataType) for limit in limits))
-
-
-def _is_gap(value: Column, of: StructField) -> Column | None:
-    return None if of.nullable else value.isNull()
-
-
-def _reason(columns: StructType, units: Mapping[str, TimestampUnit], *, closed: bool, saves: bool) -> Column:
-    # Spark gives no record for a null text, and then no corrupt one either.
-    reason = F.when(F.col(_RECORD).isNull(), F.lit("no record could be parsed"))
-    gaps = [gap for field in columns.fields for gap in places(_of_record(field.name), field, _is_gap)]
-    missing = _named(_MISSING, gaps)
-    if saves:
-        # What is missing where the rest is saved: an object with nothing in it that is a record, too.
-        return reason.otherwise(missing)
-    reason = reason.when(_of_record(_CORRUPT).isNotNull(), _type_reason(columns))
-    if all(field.nullable for field in columns.fields):
-        # Where a column is required, that is said of an object without values.
-        has_none = joined(and_, [_of_record(name).isNull() for name in columns.names])
-        reason = reason.when(has_none, F.lit(NO_VALUE))
-    times = [time for field in columns.fields for time in _strange_times(field, units)]
-    of_day = [time for field in columns.fields for time in _times_of_day(field, units)]
-    reason = reason.otherwise(
-        F.coalesce(missing, _named(f"{STRANGE_TIME}{_OF_JSON}: ", times), _named(f"{_UNFIT}: ", of_day))
-    )
-    if not closed:
-        return reason
-    unknown = _unknown_fields(columns)
-    named = F.transform(F.slice(unknown, 1, _SHOWN_FIELDS), lambda name: F.substring(name, 1, _SHOWN_CHARACTERS))
-    return F.coalesce(reason, F.when(F.size(unknown) > 0, F.concat(F.lit(_UNKNOWN_FIELD), F.array_join(named, ", "))))
-
-
-def _named(reason: str, found: Sequence[tuple[str, Column]]) -> Column:
-    if not found:
-        return F.lit(None).cast("string")
-    named = F.concat_ws(", ", *(F.when(test, F.lit(path)) for path, test in found))
-    # Nearly every row has none: seeing that must cost next to nothing.
-    return F.when(joined(or_, [test for _, test in found]), F.concat(F.lit(reason), named))
-
-
-def _type_reason(columns: StructType) -> Column:
-    """Name the fields that the text has and the record has not: their values did not fit the type."""
-    absent = F.array_compact(F.array(*(F.when(_of_record(name).isNull(), F.lit(name)) for name in columns.names)))
-    given = F.map_filter(F.from_json(_TEXT, "MAP<STRING, STRING>"), lambda _, value: value.isNotNull())
-    unfit = F.array_intersect(absent, F.map_keys(given))
-    return (
-        # The limits of Spark's JSON parser, jackson-core's StreamReadConstraints.
-        F.when(unfit.isNull(), F.lit("has a name of more than 50 000 characters, or a number of more than 1000"))
-        .when(F.size(unfit) > 0, F.concat(F.lit(f"{_UNFIT}: "), F.array_join(unfit, ", ")))
-        .otherwise(F.lit("a nested value is not of the type in the schema"))
-    )
-
-
-def _misread_times(field: StructField, units: Mapping[str, TimestampUnit]) -> list[Column]:
-    return [test for _, test in (*_strange_times(field, units), *_times_of_day(field, units))]
-
-
-def _strange_times(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
-    """Where in a column a time may lie beyond the years that others read: see :func:`places`."""
-    value = _of_record(field.name)
-    if field.name in units:
-        microseconds = _UNITS[units[field.name]]
-        yield field.name, ~value.between(-(-_YEAR_1 // microseconds), _YEAR_9999 // microseconds)
-    else:
-        yield from places(value, field, beyond)
-
-
-def _times_of_day(field: StructField, units: Mapping[str, TimestampUnit]) -> Iterator[tuple[str, Column]]:
-    """The places where a text for a ``TIMESTAMP`` names a time and no day, for which Spark takes the day it looks on.
-
-    What was written there is looked at only where the text of the object may have such a place.
-    """
-    if field.name in units:
-        return
-    texts = StructType([StructField(field.name, _times_as_texts(field.dataType))])
-    written = F.from_json(_TEXT, texts, JSON_OPTIONS).getField(field.name)
-    for path, test in places(written, field, _is_time_of_day):
-        yield path, F.when(F.col(_TEXT).rlike(_MAY_HAVE_TIME_OF_DAY), test).otherwise(F.lit(False))
-
-
-def _times_as_texts(kind: DataType) -> DataType:
-    """A type in which times are texts."""
-    return relaxed(kind, lambda one: StringType() if isinstance(one, TimestampType) else one)
-
-
-def _is_time_of_day(written: Column, of: StructField) -> Column | None:
-    return written.rlike(TIME_OF_DAY) if isinstance(of.dataType, TimestampType) else None
-
-
-def places(value: Column, field: StructField, flaw: Flaw, path: str | None = None) -> Iterator[tuple[str, Column]]:
-    """Where in a column, or inside of its value, there may be a flaw: each place by its path, and the test."""
-    path, kind = path or field.name, field.dataType
-    if (test := flaw(value, field)) is not None:
-        yield path, test
+def _typed(value: Column, kind: DataType) -> Column:
+    """A value that a task made, with the types that only Spark has: VARIANT, and collations."""
+    inside = [inner for _, inner in types_in(kind)]
+    if not any(isinstance(inner, VariantType) for inner in inside):
+        return value.cast(kind) if any(map(_is_only_sparks, inside)) else value
     if isinstance(kind, StructType):
-        for inner in kind.fields:
-            for below, test in places(value.getField(inner.name), inner, flaw, f"{path}.{inner.name}"):
-                yield below, value.isNotNull() & test
-        return
+        fields = (_typed(value.getField(one.name), one.dataType).alias(one.name) for one in kind.fields)
+        return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(kind, ArrayType):
-        element = StructField("element", kind.elementType, kind.containsNull)
-    elif isinstance(kind, MapType):
-        value, element = F.map_values(value), StructField("element", kind.valueType, kind.valueContainsNull)
-    else:
-        return
-    if any(places(value, element, flaw)):
-        yield f"{path}[]", F.exists(value, lambda one: joined(or_, [test for _, test in places(one, element, flaw)]))
+        return F.transform(value, lambda one: _typed(one, kind.elementType))
+    if isinstance(kind, MapType):
+        return F.transform_values(value, lambda _, one: _typed(one, kind.valueType))
+    # Not `parse_json`, which fails the batch for one value that is beyond the limits of the type.
+    return F.try_parse_json(value)
+
+
+def _is_only_sparks(kind: DataType) -> bool:
+    """Whether a task has no such values: a VARIANT, or a text with a collation."""
+    return isinstance(kind, VariantType) or (isinstance(kind, StringType) and kind != StringType())
+
+
+def _is_no_variant(value: Column, of: StructField) -> Column | None:
+    if not isinstance(of.dataType, VariantType):
+        return None
+    return value.isNotNull() & F.try_parse_json(value).isNull()

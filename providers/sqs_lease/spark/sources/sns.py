@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.sources.json import JSON_OPTIONS
+from sqs_lease.spark.sources.attribute_columns import JSON_OPTIONS
 from sqs_lease.spark.sources.source import (
     UNREADABLE,
     AroundSource,

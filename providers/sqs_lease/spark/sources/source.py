@@ -26,15 +26,16 @@ class Checker(Protocol):
 
 
 @runtime_checkable
-class SyntaxChecker(Checker, Protocol):
-    """A checker that asks of a body at most whether it is one JSON object by the letter.
+class RepeatedChecker(Checker, Protocol):
+    """A checker that refuses no body which :meth:`Source.parse` would take.
 
-    It is not called where tasks parse the bodies, which ask the same; so the driver reads no body.
+    It is called only for what is inside of other bodies, where its reasons say in which one; so the driver reads no
+    body of a source that has such a checker itself.
     """
 
     @property
-    def wants_json(self) -> bool:
-        """Whether it asks that."""
+    def is_repeated(self) -> bool:
+        """True."""
 
 
 CheckerT = TypeVar("CheckerT", bound=Checker)
@@ -106,14 +107,12 @@ class FixedSource:
 class ArrowParser(Protocol):
     """Makes records of bodies in a task of Spark's, as Arrow has them. It is pickled to the tasks."""
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
-        """Make records of the bodies that it can read just as :meth:`Source.parse` plans it, and leave all others.
-
-        It rejects what a :class:`SyntaxChecker` of the source would.
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
+        """Make records of bodies just as :meth:`Source.parse` plans it.
 
         Returns:
-            The columns of a record, one row for each body that was taken, in their order; of each body whether it
-            was taken; and why it is rejected: null for a body that was taken, or is left to :meth:`Source.parse`.
+            The columns of a record, one row for each body that is one, in their order; and of each body why it is
+            rejected, null for those with a record.
         """
 
 
@@ -194,7 +193,7 @@ class Source(Protocol[CheckerT]):
 
 @runtime_checkable
 class ArrowSource(Protocol):
-    """A source of which tasks can read most messages themselves, where the table takes their rows: it is quicker."""
+    """A source of which tasks can read the messages themselves, where the table takes their rows: it is quicker."""
 
     def arrow_parser(self, columns: StructType) -> ArrowParser | None:
         """What the tasks read them with.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
@@ -15,6 +16,9 @@ from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sources.source import BodyChecker, FixedSource
 
+TOO_LARGE_VARIANT: Final = "cannot be stored as a VARIANT: too large or too long a name"
+"""The reason for a value that is beyond the limits of the type."""
+
 
 class TextChecker:
     """Checker that accepts every body. Bodies that a manifest cannot hold are rejected for all sources."""
@@ -24,9 +28,9 @@ class TextChecker:
         return [None] * len(bodies)
 
     @property
-    def wants_json(self) -> bool:
-        """See :class:`.source.SyntaxChecker`."""
-        return False
+    def is_repeated(self) -> bool:
+        """See :class:`.source.RepeatedChecker`."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class VariantSource(FixedSource):
 
     def parse(self, messages: DataFrame, columns: StructType) -> DataFrame:
         """See :class:`.source.Source`."""
-        too_large = F.lit("cannot be stored as a VARIANT: too large or too long a name")
+        too_large = F.lit(TOO_LARGE_VARIANT)
         # Not `parse_json`: it fails the whole batch if one body is beyond the limits of the type.
         rows = _rows(messages, self.column, F.try_parse_json(batch_file.BODY))
         return rows.withColumn(REASON, F.when(F.col(quoted(self.column)).isNull(), too_large))

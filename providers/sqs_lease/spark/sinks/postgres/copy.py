@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -174,8 +175,6 @@ class CopyRows:
 class WithJsonTexts:
     """Parser of records with JSON texts for nested values: see :class:`...sources.source.ArrowParser`.
 
-    Records that cannot be written so are left to Spark, like messages that the inner parser leaves.
-
     Attributes:
         parser: The inner parser.
         columns: The table's columns; the first ones are those of a record.
@@ -184,20 +183,31 @@ class WithJsonTexts:
     parser: ArrowParser
     columns: StructType
 
-    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array, pa.Array]:
+    def __call__(self, bodies: pa.Array) -> tuple[pa.Table, pa.Array]:
         """Make records."""
-        records, taken, reasons = self.parser(bodies)
-        is_left = pa.repeat(False, records.num_rows)
+        records, reasons = self.parser(bodies)
         for number, column in enumerate(self.columns.fields[: records.num_columns]):
             if is_json(column.dataType):
                 texts = json_texts(records.column(number).combine_chunks(), column.dataType)
-                is_left = pc.or_(is_left, is_unwritable(texts))
                 records = records.set_column(number, records.field(number).name, texts)
-        if not pc.any(is_left).as_py():
-            return records, taken, reasons
-        is_taken = taken.to_numpy(zero_copy_only=False).copy()
-        is_taken[is_taken] = ~is_left.to_numpy(zero_copy_only=False)
-        return records.filter(pc.invert(is_left)), pa.array(is_taken), reasons
+        return records, reasons
+
+
+@dataclass(frozen=True, slots=True)
+class UnwritableTexts:
+    """Finds in a task the rows of which Spark is to write the nested values.
+
+    Attributes:
+        names: The columns of these.
+    """
+
+    names: Sequence[str]
+
+    def __call__(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Say of each row whether it is one."""
+        found = [is_unwritable(rows[name].combine_chunks()) for name in self.names]
+        nothing = pa.repeat(False, rows.num_rows)
+        return pa.chunked_array([reduce(pc.or_, found, nothing)])
 
 
 def staged_schema(columns: StructType) -> pa.Schema:

@@ -74,6 +74,7 @@ from sqs_lease.spark.sinks.postgres.copy import (
     ATTEMPT_KIND,
     COPIED_DDL,
     CopyRows,
+    UnwritableTexts,
     WithJsonTexts,
     copy_in,
     copy_out,
@@ -190,6 +191,7 @@ class PostgresTable:
         if not all(can_write(column.dataType) for column in self.columns.fields if is_json(column.dataType)):
             return None
         texts = replace(parts, parser=WithJsonTexts(parts.parser, self.columns))
+        nested = [column.name for column in self.columns.fields if is_json(column.dataType)]
         workspace = Path(parts.path).parent
 
         def copied_rest(left: pa.Table) -> DataFrame | None:
@@ -202,12 +204,13 @@ class PostgresTable:
                 batch_id,
                 staged_schema(self.columns),
                 lambda staging: replace(staging, is_read_once=True).write_parts(spark, texts, copied_rest),
+                UnwritableTexts(nested),
             )
         except SPARK_ERRORS as error:
             if not cannot_write(error):
                 raise
             logger.warning(
-                "batch %s: Spark parses all messages itself, which takes longer: its executors cannot write in %s. "
+                "batch %s: all rows pass through Spark, which takes longer: its executors cannot write in %s. "
                 "Give that directory a group of theirs which may write in it, and this process a umask with which it "
                 "makes directories that their group may write in",
                 batch_id,

@@ -14,7 +14,9 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, json_schema, notation, quoted, struct_type, without_case
-from sqs_lease.spark.sources.json import flaw, json_rows
+from sqs_lease.spark.sources.arrow_json import ArrowJson
+from sqs_lease.spark.sources.json import json_rows
+from sqs_lease.spark.sources.row_flaws import flaw
 from sqs_lease.spark.sources.s3_events.clean_up import ObjectCleaner, clean_up
 from sqs_lease.spark.sources.s3_events.contents import LINE, Csv, Format, JsonDocument, JsonLines
 from sqs_lease.spark.sources.s3_events.notification import created_objects, key_of
@@ -146,9 +148,8 @@ class S3EventsSource(FixedSource):
         reader = ObjectRows(self._store(), self._format(record), PathColumns.of(path), reading=self._reading)
         content = [StructField(LINE, StringType())] if self.format in _JSON else record.fields
         rows = reader.plan(messages, StructType([*content, *path.fields]), self._reading.tasks)
-        carried = [*(quoted(name) for name in path.names), *OF_ROWS]
         if self.format in _JSON:
-            return json_rows(rows, LINE, record, carried)
+            return json_rows(rows, LINE, ArrowJson.of(record), record, [*path.names, *OF_ROWS])
         return rows.select(
             *(quoted(name) for name in columns.names),
             MESSAGE_ID,

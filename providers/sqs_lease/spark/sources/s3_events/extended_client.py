@@ -12,6 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.schemas import json_schema, notation
+from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import json_rows
 from sqs_lease.spark.sources.s3_events.contents import LINE, JsonDocument
 from sqs_lease.spark.sources.s3_events.notification import S3Object
@@ -71,7 +72,7 @@ class ExtendedClientSource(FixedSource):
         document = JsonDocument(may_be_empty=False)
         reader = ObjectRows(store, document, locate=pointed_at, has_marks=False, reading=read)
         rows = reader.plan(messages, StructType([StructField(LINE, StringType())]), read.tasks)
-        return json_rows(rows, LINE, columns, [MESSAGE_ID, SENT_AT, REASON])
+        return json_rows(rows, LINE, ArrowJson.of(columns), columns, [MESSAGE_ID, SENT_AT, REASON])
 
 
 def pointed_at(body: str) -> tuple[S3Object | Content]:
