@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext | dg.AssetCheckExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
-Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 def _private(module: str, name: str) -> Any:
@@ -93,44 +93,46 @@ def step_key(context: Context) -> str | None:
         return None
 
 
-def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
+def kept_with_step(context: Context, name: str, made: _T) -> _T:
+    """Return an object that is kept for as long as the attempt at the step lasts; this one, if there is none yet.
+
+    Public contexts end before the IO managers store the step's values.
+
+    Args:
+        context: The context of the op or asset, in a step.
+        name: The name of the object.
+        made: The object to keep.
+    """
+    kept: _T = vars(context.op_execution_context.get_step_execution_context()).setdefault(f"sqs_lease_{name}", made)
+    return kept
+
+
+def add_metadata(context: Context, metadata: Metadata) -> None:
     """Add metadata to the materializations of the step's assets, or to the outputs of an op.
 
-    Dynamic outputs, and outputs that were yielded before, get no metadata. The public context knows neither the yielded
-    outputs nor the metadata added before.
+    Dynamic outputs, and outputs that were yielded before, get no metadata. The public context does not know the yielded
+    outputs.
 
     Args:
         context: The context of the asset or op; if the function is called directly, nothing is done.
         metadata: By key; earlier metadata under other keys stays.
-        combine: Combines earlier and new metadata; by default the new one replaces the earlier one.
     """
     if step_key(context) is None:
         return
     if isinstance(context, dg.AssetExecutionContext):
+        step = context.op_execution_context.get_step_execution_context()
         for key in context.selected_asset_keys:
-            if not _is_asset_yielded(context, key):
-                earlier = _metadata_before(context, "get_asset_metadata", key)
-                context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
+            if not step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)):
+                context.add_asset_metadata(metadata, asset_key=key)
         return
     # The context of an asset check has these methods only here.
     op_context = context.op_execution_context
     for output in op_context.op_def.output_defs:
         if output.is_dynamic:
             continue
-        earlier = _metadata_before(context, "get_output_metadata", output.name)
         # Dagster refuses it if the output was yielded already.
         with suppress(dg.DagsterInvariantViolationError):
-            op_context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
-
-
-def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    step = context.op_execution_context.get_step_execution_context()
-    return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
-
-
-def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> Mapping[str, Any]:
-    step = context.op_execution_context.get_step_execution_context()
-    return getattr(step, getter)(key) or {}
+            op_context.add_output_metadata(metadata, output.name)
 
 
 def report_event(context: Context, text: str, metadata: Metadata) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
+from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch, lease_block
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
@@ -35,13 +35,11 @@ from sqs_lease.dagster._internals import (
     add_run_tags,
     awaited_steps,
     executor_events,
-    materialized_by,
-    observe,
     orchestrated_by,
     parts_left_out,
     run_events,
 )
-from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
+from sqs_lease.dagster.metadata import LeaseNumbers, lease_summary, observe_outcome
 from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.folder import (
@@ -52,7 +50,7 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_id,
     run_batch_path,
 )
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, working_on
+from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, write_worker
 from sqs_lease.dagster.run_batch.routed import (
     HANDOFF_SECONDS,
     RoutedBatch,
@@ -63,7 +61,6 @@ from sqs_lease.dagster.run_batch.routed import (
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, SettlementError
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -295,7 +292,6 @@ class LeaseExecutor(dg.Executor):
         ended_by: BaseException | None = None
         is_passed_on = False
         with ExitStack() as leaving:
-            leaving.enter_context(working_on(run.run_id))
             leaving.callback(lambda: None if is_passed_on else _remove(folder))
             # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
@@ -339,8 +335,9 @@ class LeaseExecutor(dg.Executor):
                     raise
                 ended_by = error
             steps = ends.ends().keys() & _names(folder)
-        _observe(plan_context, steps, batch, queue)
-        yield from executor_events(plan_context, lease_summary(batch), lease_metadata(batch))
+        numbers = LeaseNumbers.of(batch)
+        observe_outcome(instance, run, steps, numbers, queue.attributes)
+        yield from executor_events(plan_context, lease_summary(batch), numbers.metadata())
         if ended_by is not None:
             raise ended_by
 
@@ -392,6 +389,7 @@ def _refuse_part_of_the_job(run: dg.DagsterRun, parts: JobParts, queue: str) -> 
 def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
     try:
         folder.create(batch_id=batch_id, queue_url=batch.queue_url, messages=list(batch))
+        write_worker(folder)
     except Exception as error:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
@@ -521,23 +519,6 @@ def _names(folder: BatchFolder) -> set[str]:
         return set(folder.pieces())
     except (BatchFolderError, OSError):
         return set()
-
-
-def _observe(
-    plan_context: PlanOrchestrationContext, steps: Collection[str], batch: LeasedBatch, queue: SqsQueueResource
-) -> None:
-    """Add the outcome of the messages to the assets of the steps that worked on them."""
-    instance, run = plan_context.instance, plan_context.dagster_run
-    assets = materialized_by(instance, run, steps)
-    if not assets:
-        return
-    try:
-        left = left_metadata(queue.attributes())
-    except SqsError as error:
-        # The messages are settled; the run must not fail because the rest of the queue cannot be counted.
-        plan_context.log.warning("The messages left in the queue cannot be counted: %s", error)
-        left = {}
-    observe(instance, run, assets, {**lease_metadata(batch), **left})
 
 
 def _remove(folder: BatchFolder) -> None:

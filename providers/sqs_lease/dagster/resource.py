@@ -22,6 +22,7 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure, resolve_failure_rule
 from sqs_lease.dagster._internals import Context
+from sqs_lease.dagster.metadata import LeaseNumbers
 from sqs_lease.dagster.retries import may_dead_letter
 from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
 from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
@@ -369,6 +370,9 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if given:
                 context.log.info("The run's executor holds this batch: %s of this lease do not apply", ", ".join(given))
             yield batch
+        if (end := step_end(context)) is not None:
+            # The outcome of the messages is known later: their holder adds it to the assets of the run.
+            end.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
 
 
 class QueueLease(AbstractContextManager[LeasedBatch]):

@@ -46,26 +46,17 @@ from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
+    kept_with_step,
     listen,
-    materialized_by,
-    observe,
     report_event,
     step_exception,
     step_key,
     warn_in_log,
 )
-from sqs_lease.dagster.metadata import (
-    HELD,
-    combined_metadata,
-    lease_metadata,
-    lease_summary,
-    left_metadata,
-    work_metadata,
-)
+from sqs_lease.dagster.metadata import HELD, LeaseNumbers, lease_summary, observe_outcome
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch
 from sqs_lease.keeper.session import Messages, SettlementError, ended
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
 logger = logging.getLogger(__name__)
@@ -202,8 +193,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             return
         self._raised = error
         if error is None:
-            metadata = work_metadata(tuple(batch), batch.queue_url, batch.count_failed())
-            add_metadata(self._end.context, metadata, combine=combined_metadata)
+            self._end.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
         if batch.is_decided() and self._routed is None:
             self.settle(None, is_tried_again=False)
 
@@ -232,7 +222,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self._routed.remove()
         elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
-        self._end.ended(self, text, lease_metadata(batch), [*batch.refused, *problems])
+        self._end.ended(self, text, LeaseNumbers.of(batch), [*batch.refused, *problems])
 
     def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int | None:
         """Write down the held messages for the next attempt; return their number, None if that failed."""
@@ -267,7 +257,8 @@ class StepEnd:
         self.context = context
         self._key = key
         self._leases: list[StepLease] = []
-        self._numbers: dict[str, dg.MetadataValue] = {}
+        self._work: LeaseNumbers | None = None
+        self._numbers: LeaseNumbers | None = None
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
         self._not_entered = 0
@@ -298,22 +289,25 @@ class StepEnd:
         """Settle a lease when the step has ended."""
         self._leases.append(lease)
 
-    def ended(
-        self, lease: StepLease, text: str, numbers: dict[str, dg.MetadataValue], problems: Sequence[Exception]
-    ) -> None:
+    def worked(self, numbers: LeaseNumbers) -> None:
+        """Add the numbers of a block that ended well to the materializations or outputs of the step."""
+        self._work = numbers if self._work is None else self._work + numbers
+        add_metadata(self.context, self._work.metadata())
+
+    def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it.
 
         Args:
             lease: The lease.
             text: The outcome of its messages, for people.
-            numbers: The same as metadata.
+            numbers: The same in numbers.
             problems: The refused settlements.
         """
         self._leases.remove(lease)
         self._problems += problems
-        self._numbers = combined_metadata(self._numbers, numbers)
+        self._numbers = numbers if self._numbers is None else self._numbers + numbers
         self._attributes = lease.attributes
-        report_event(self.context, text, numbers)
+        report_event(self.context, text, numbers.metadata())
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
         """Take an event of the run.
@@ -327,7 +321,6 @@ class StepEnd:
             return
         # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
         self._is_over = True
-        _ends.pop(self.context.op_execution_context, None)
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
         else:
@@ -337,11 +330,12 @@ class StepEnd:
     def _succeeded(self, instance: dg.DagsterInstance) -> None:
         for lease in tuple(self._leases):
             lease.settle(None, is_tried_again=False)
-        try:
-            self._observe(instance)
-        except Exception:
-            # The messages are settled; the work must not fail because they cannot be counted.
-            logger.exception("The assets of step %s have no numbers of its leases", self._key)
+        if self._numbers is not None and self._attributes is not None:
+            try:
+                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
+            except Exception:
+                # The messages are settled; the work must not fail because they cannot be counted.
+                logger.exception("The assets of step %s have no numbers of its leases", self._key)
         if self._not_entered:
             self._problems.append(
                 TypeError(
@@ -365,22 +359,6 @@ class StepEnd:
         for problem in self._problems:
             warn_in_log(instance, entry, str(problem))
 
-    def _observe(self, instance: dg.DagsterInstance) -> None:
-        """Add the outcome of the messages to the assets of the step."""
-        assets = materialized_by(instance, self.context.run, [self._key]) if self._numbers else []
-        if not assets or self._attributes is None:
-            return
-        try:
-            left = left_metadata(self._attributes())
-        except SqsError as error:
-            logger.warning("The messages left in the queue cannot be counted: %s", error)
-            left = {}
-        observe(instance, self.context.run, assets, {**self._numbers, **left})
-
-
-_ends: Final[dict[object, StepEnd]] = {}
-"""The ends of the attempts at steps that lease in this process and have not ended, by the attempts' contexts."""
-
 
 def step_end(context: Context) -> StepEnd | None:
     """Return the end of the attempt at a step that a context belongs to; None if its function is called directly.
@@ -391,10 +369,9 @@ def step_end(context: Context) -> StepEnd | None:
     key = step_key(context)
     if key is None:
         return None
-    attempt = context.op_execution_context
-    end = _ends.get(attempt)
-    if end is None:
-        end = _ends[attempt] = StepEnd(context, key)
+    made = StepEnd(context, key)
+    end = kept_with_step(context, "end", made)
+    if end is made:
         # A weak reference, because Dagster keeps the listener for as long as the instance, which may outlast many runs.
         heard = weakref.ref(end)
 

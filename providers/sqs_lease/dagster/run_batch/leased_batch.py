@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Final
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, add_metadata, run_worker, step_key
-from sqs_lease.dagster.metadata import work_metadata
+from sqs_lease.dagster._internals import Context, run_worker, step_key
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_runs: Final[set[str]] = set()
-"""The runs that this process is the worker of, by their ids."""
+_WORKER: Final = "worker"
+"""The file in a batch's directory with the process of the run worker that holds the messages."""
 
 INTERRUPTED_SECONDS: Final = 3.0
 """How long a step may take to end by the interruption."""
@@ -80,30 +79,32 @@ def ended_with_run_worker() -> Iterator[None]:
         leave.close()
 
 
-@contextmanager
-def working_on(run_id: str) -> Iterator[None]:
-    """Within the block, this process is the worker of a run, and holds its messages.
+def write_worker(folder: BatchFolder) -> None:
+    """Write down that this process is the run worker that holds the messages of a batch.
 
-    Args:
-        run_id: The run.
+    Raises:
+        OSError: It cannot be written.
     """
-    _runs.add(run_id)
-    try:
-        yield
-    finally:
-        _runs.discard(run_id)
+    folder.put(_WORKER, _process(os.getpid()))
 
 
-def is_of_run_worker(run_id: str) -> bool:
-    """Whether this process is the worker of a run that holds its messages, or one that the worker started for a step.
+def is_of_run_worker(folder: BatchFolder) -> bool:
+    """Whether this process is the run worker that holds a batch, or one that the worker started for a step.
 
     The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
     programs of their own.
 
-    Args:
-        run_id: The run.
+    Raises:
+        OSError: The worker's file cannot be read.
     """
-    return run_id in _runs or multiprocessing.parent_process() is not None
+    parent = multiprocessing.parent_process()
+    ours = [os.getpid()] + ([] if parent is None or parent.pid is None else [parent.pid])
+    return folder.get(_WORKER) in map(_process, ours)
+
+
+def _process(pid: int) -> bytes:
+    """Name a process, among those of all machines."""
+    return f"{socket.gethostname()} {pid}".encode()
 
 
 def _watch(worker_ends: int, left: Connection) -> None:
@@ -375,8 +376,6 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         else:
             batch.end(None)
-    # The outcome of the messages is known later: their holder adds it to the assets of the run.
-    add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
 
 
 def _batch_uri(context: Context) -> str | None:
@@ -392,18 +391,18 @@ def _batch_uri(context: Context) -> str | None:
     if not uri.rstrip("/").endswith(f"/{run_batch_id(op_context.run_id)}"):
         # It was copied from the run that this one repeats, whose executor has settled that batch.
         return None
-    _refuse_elsewhere(context)
+    _refuse_elsewhere(context, BatchFolder(uri))
     return uri
 
 
-def _refuse_elsewhere(context: Context) -> None:
+def _refuse_elsewhere(context: Context, folder: BatchFolder) -> None:
     """Refuse the run worker's batch if this process would not be ended before others receive its messages.
 
     Raises:
         BatchFolderError: The run worker did not start this process.
     """
     op_context = context.op_execution_context
-    if not is_of_run_worker(op_context.run_id):
+    if not is_of_run_worker(folder):
         raise BatchFolderError(
             f"step {step_key(context)} of job {op_context.job_name} runs in process {os.getpid()} on "
             f"{socket.gethostname()}, which the worker of run {op_context.run_id} did not start. sqs_lease_executor "
