@@ -380,7 +380,7 @@ def test_a_run_from_the_failure_that_comes_too_late_is_refused_and_a_whole_one_r
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         first = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
         later = time.time() + VISIBILITY_SECONDS
-        monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time", SimpleNamespace(time=lambda: later))
+        monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time", SimpleNamespace(time=lambda: later))
         queue.send("b")
 
         from_failure = dg.ReexecutionOptions.from_failure(first.run_id, retrying.instance)

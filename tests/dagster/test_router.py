@@ -13,7 +13,7 @@ import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
-from sqs_lease.dagster.run_batch.routed import ROUTED_TAG
+from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 
@@ -184,7 +184,7 @@ def test_a_run_that_comes_too_late_fails_and_works_on_nothing(
     leased_queues.create("orders", "a")
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     later = time.time() + 301
-    monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time.time", lambda: later)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time.time", lambda: later)
     assert not work(instance, request)
     assert SEEN == []
 
@@ -195,7 +195,7 @@ def test_a_batch_that_no_run_has_taken_in_time_is_not_asked_for_again(
     queue = leased_queues.create("orders", "a")
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     directory, later = Path(request.tags[ROUTED_TAG]), time.time() + 301
-    monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time.time", lambda: later)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time.time", lambda: later)
     assert evaluated(router(tmp_path), instance, TICK) == ([], "No message came from orders")
     os.utime(directory, (0, 0))
     evaluated(router(tmp_path), instance, TICK)

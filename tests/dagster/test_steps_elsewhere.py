@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
+from sqs_lease.dagster.run_batch.batch_of_run import is_of_run_worker, write_worker
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import is_of_run_worker, write_worker
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import around_jobs
 from tests.dagster.executor_runs import Runs, numbers, runs_in

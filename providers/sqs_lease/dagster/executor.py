@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch, lease_block
+from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
@@ -40,8 +40,16 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.metadata import LeaseNumbers, lease_summary, observe_outcome
-from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, block_of, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
+from sqs_lease.dagster.run_batch.batch_of_run import (
+    BATCH_TAG,
+    HANDOFF_SECONDS,
+    passed_on_batch_of,
+    routed_batch_of,
+    write_leases,
+    write_worker,
+)
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
@@ -50,17 +58,9 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_id,
     run_batch_path,
 )
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, write_worker
-from sqs_lease.dagster.run_batch.routed import (
-    HANDOFF_SECONDS,
-    RoutedBatch,
-    passed_on_batch_of,
-    routed_batch_of,
-    write_leases,
-)
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
-from sqs_lease.keeper.session import LeaseSettings, SettlementError
+from sqs_lease.keeper.session import SettlementError
 from sqs_lease.sqs.validation import check_whole_number
 
 if TYPE_CHECKING:
@@ -242,13 +242,6 @@ class _Leasing:
     workspace: str
     options: LeaseOptions
 
-    def block(self, queue: SqsQueueResource, taken: RoutedBatch | None) -> LeaseBlock:
-        """Make the block that receives a batch, or takes up one that was passed on, and holds it."""
-        queue.refuse_without_dead_letter_queue(self.options.on_failure)
-        adopts = None if taken is None else taken.take_up()
-        settings = LeaseSettings(queue=queue.queue, options=self.options, adopts=adopts)
-        return lease_block(settings, client=queue.client())
-
 
 class LeaseExecutor(dg.Executor):
     """The executor that holds messages while another one runs the steps. Made by :func:`sqs_lease_executor`."""
@@ -295,7 +288,7 @@ class LeaseExecutor(dg.Executor):
             leaving.callback(lambda: None if is_passed_on else _remove(folder))
             # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
-                block = leasing.block(queue, taken)
+                block = block_of(queue, leasing.options, passed_on=taken)
                 batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))

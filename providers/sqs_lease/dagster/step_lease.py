@@ -33,16 +33,14 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from threading import Event
 from types import TracebackType
 from typing import Any, Final
 
 import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
-from sqs_lease.core.failure_rules import FailureRule, Settlement
+from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
@@ -54,8 +52,8 @@ from sqs_lease.dagster._internals import (
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, lease_summary, observe_outcome
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, failure_rule, repetition
-from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
+from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch
 from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
 
@@ -138,22 +136,18 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
     Args:
         end: The end of the attempt at the step.
-        make: Makes the block of the lease for a failure rule; its batch is a :class:`RecordingBatch`.
+        rule: The rule for messages that failed.
+        block: The block of the lease, with that rule and a :class:`RecordingBatch`.
         attributes: Reads the queue's attributes.
-        on_failure: The rule for messages that failed for good.
         routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
-
-    Raises:
-        ValueError: There is no such rule, or an argument of it is out of range.
-        TypeError: ``on_failure`` is of another type, or an argument is unknown.
     """
 
     def __init__(
         self,
         end: StepEnd,
-        make: Callable[[FailureRule], LeaseBlock],
+        rule: ReleaseWhileRetrying,
+        block: LeaseBlock,
         attributes: Callable[[], QueueAttributes],
-        on_failure: OnFailure | None,
         routed: RoutedBatch | None = None,
     ) -> None:
         self.attributes = attributes
@@ -161,16 +155,12 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self._routed = routed
         # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
         # garbage collected, which gives its messages back.
-        self._is_tried_again = Event()
-        self._make = make
-        self._rule = ReleaseWhileRetrying(failure_rule(on_failure), self._is_tried_again)
-        self._block: LeaseBlock | None = None
+        self._rule = rule
+        self._block = block
         self._batch: RecordingBatch | None = None
         self._raised: Exception | None = None
 
     def __enter__(self) -> LeasedBatch:
-        self._end.refuse_too_many()
-        self._block = self._make(self._rule)
         batch = self._block.__enter__()
         if not isinstance(batch, RecordingBatch):
             raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
@@ -183,11 +173,11 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        batch, block = self._batch, self._block
-        if batch is None or block is None or not batch.is_open or isinstance(error, GeneratorExit):
+        batch = self._batch
+        if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
             # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
             return
-        block.leave()
+        self._block.leave()
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
             return
@@ -204,17 +194,17 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             error: The exception of the step; None if it succeeded.
             is_tried_again: Whether the step is tried again, or may be.
         """
-        batch, block = self._batch, self._block
-        if batch is None or block is None or not batch.is_open:
+        batch = self._batch
+        if batch is None or not batch.is_open:
             return
         if is_tried_again:
-            self._is_tried_again.set()
+            self._rule.is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
         ended_by = error if is_interrupted else self._raised or error
         passed_on: int | None = None
         if is_tried_again and self._routed is not None and ended_by is not None:
-            passed_on = self._pass_on(block, self._routed, ended_by)
-        problems = block.settle(ended_by)
+            passed_on = self._pass_on(self._routed, ended_by)
+        problems = self._block.settle(ended_by)
         text = lease_summary(batch)
         if passed_on is not None:
             text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
@@ -224,10 +214,10 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             text += "; the step is or may be tried again, so on_failure was not applied"
         self._end.ended(self, text, LeaseNumbers.of(batch), [*batch.refused, *problems])
 
-    def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int | None:
+    def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:
         """Write down the held messages for the next attempt; return their number, None if that failed."""
         try:
-            written = block.pass_on(error, HANDOFF_SECONDS)
+            written = self._block.pass_on(error, HANDOFF_SECONDS)
             if written is None:
                 return None
             routed.write(written)
@@ -269,15 +259,12 @@ class StepEnd:
         self._not_entered += 1
 
     def entered(self) -> None:
-        """Take note that a lease was entered."""
-        self._not_entered -= 1
-
-    def refuse_too_many(self) -> None:
-        """Refuse one more lease if too many are open.
+        """Take note that a lease is entered.
 
         Raises:
             RuntimeError: :data:`MOST_OPEN` leases are open.
         """
+        self._not_entered -= 1
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
                 f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
