@@ -15,11 +15,12 @@ import logging
 import multiprocessing
 import re
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
 from dagster_pipes import PipesContextData
@@ -42,7 +43,6 @@ Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext | dg.Asset
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_T = TypeVar("_T")
 
 
 def _private(module: str, name: str) -> Any:
@@ -91,20 +91,6 @@ def step_key(context: Context) -> str | None:
         return str(context.op_execution_context.get_step_execution_context().step.key)
     except dg.DagsterError:
         return None
-
-
-def kept_with_step(context: Context, name: str, made: _T) -> _T:
-    """Return an object that is kept for as long as the attempt at the step lasts; this one, if there is none yet.
-
-    Public contexts end before the IO managers store the step's values.
-
-    Args:
-        context: The context of the op or asset, in a step.
-        name: The name of the object.
-        made: The object to keep.
-    """
-    kept: _T = vars(context.op_execution_context.get_step_execution_context()).setdefault(f"sqs_lease_{name}", made)
-    return kept
 
 
 def add_metadata(context: Context, metadata: Metadata) -> None:
@@ -183,17 +169,40 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
     instance.handle_new_event(warning)
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
-    """Call a function with each event of a step's run, in the process of the step.
+class Listener(Protocol):
+    """An object that takes the events of a run."""
 
-    Public hooks run in the process of the step as well, but a user has to add them to each job.
+    def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
+        """Take an event. An exception fails the step or run that is about to be reported."""
+
+
+_Listening = TypeVar("_Listening", bound=Listener)
+
+
+def listening(context: Context, made: _Listening) -> _Listening:
+    """Return the listener of the attempt at a step, which gets the events of its run in this process.
+
+    It is kept with the step's context, which lasts until the step's end is reported; the public contexts end before the
+    IO managers store its values. Public hooks run in the process of the step as well, but a user has to add them to
+    each job.
 
     Args:
         context: The context of the op or asset, in a step.
-        see: Called with the instance and the event. Its exception fails the step or run that is about to be reported.
+        made: The listener, if there is none yet.
     """
-    instance = context.instance
-    instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
+    step = context.op_execution_context.get_step_execution_context()
+    kept: _Listening = vars(step).setdefault("sqs_lease_listener", made)
+    if kept is made:
+        instance = context.instance
+        # A weak reference, because Dagster keeps the function for as long as the instance, which may outlast many runs.
+        heard = weakref.ref(made)
+
+        def hear(entry: dg.EventLogEntry) -> None:
+            if (listener := heard()) is not None:
+                listener.see(instance, entry)
+
+        instance.add_event_listener(context.run.run_id, hear)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from sqs_lease.dagster.metadata import LeaseNumbers
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, failure_rule, may_dead_letter
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run
 from sqs_lease.dagster.run_batch.leased_batch import joined
-from sqs_lease.dagster.step_lease import RecordingBatch, StepLease, step_end
+from sqs_lease.dagster.step_lease import RecordingBatch, StepLease, lease_made
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
@@ -355,10 +355,8 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         self._options = options
         self._found = found
         self._given = given
-        self._end = step_end(context)
+        self._end = lease_made(context)
         self._entered: AbstractContextManager[LeasedBatch] | None = None
-        if self._end is not None:
-            self._end.made()
 
     def __enter__(self) -> LeasedBatch:
         if self._entered is not None:

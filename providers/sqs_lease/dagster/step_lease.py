@@ -30,7 +30,6 @@ then its values are stored, and the messages that could be deleted are deleted.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -44,8 +43,7 @@ from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
-    kept_with_step,
-    listen,
+    listening,
     report_event,
     step_exception,
     step_key,
@@ -241,6 +239,9 @@ class StepEnd:
     Args:
         context: The context of the op or asset.
         key: The step's key.
+
+    Attributes:
+        not_entered: How many leases were made and not entered.
     """
 
     def __init__(self, context: Context, key: str) -> None:
@@ -251,12 +252,8 @@ class StepEnd:
         self._numbers: LeaseNumbers | None = None
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
-        self._not_entered = 0
+        self.not_entered = 0
         self._is_over = False
-
-    def made(self) -> None:
-        """Take note that a lease was made, which must be entered by ``with``."""
-        self._not_entered += 1
 
     def entered(self) -> None:
         """Take note that a lease is entered.
@@ -264,7 +261,7 @@ class StepEnd:
         Raises:
             RuntimeError: :data:`MOST_OPEN` leases are open.
         """
-        self._not_entered -= 1
+        self.not_entered -= 1
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
                 f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
@@ -323,7 +320,7 @@ class StepEnd:
             except Exception:
                 # The messages are settled; the work must not fail because they cannot be counted.
                 logger.exception("The assets of step %s have no numbers of its leases", self._key)
-        if self._not_entered:
+        if self.not_entered:
             self._problems.append(
                 TypeError(
                     f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
@@ -347,24 +344,18 @@ class StepEnd:
             warn_in_log(instance, entry, str(problem))
 
 
-def step_end(context: Context) -> StepEnd | None:
-    """Return the end of the attempt at a step that a context belongs to; None if its function is called directly.
+def lease_made(context: Context) -> StepEnd | None:
+    """Take note that a lease was made in a step, which must be entered by ``with``.
 
     Args:
         context: The context of the op or asset.
+
+    Returns:
+        The end of the attempt at the step; None if its function is called directly.
     """
     key = step_key(context)
     if key is None:
         return None
-    made = StepEnd(context, key)
-    end = kept_with_step(context, "end", made)
-    if end is made:
-        # A weak reference, because Dagster keeps the listener for as long as the instance, which may outlast many runs.
-        heard = weakref.ref(end)
-
-        def see(instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
-            if (living := heard()) is not None:
-                living.see(instance, entry)
-
-        listen(context, see)
+    end = listening(context, StepEnd(context, key))
+    end.not_entered += 1
     return end
