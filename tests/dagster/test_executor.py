@@ -180,6 +180,14 @@ def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says
     assert any("leased its 1 messages" in told for told in runs.told(result.run_id))
 
 
+def test_messages_of_a_step_that_did_not_end_its_block_come_back_though_it_succeeded(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b")
+    assert runs.execute(executor_jobs.hasty).success
+    assert (sorted(queue.visible), queue.dead_letters, queue.deleted) == (["a", "b"], [], 0)
+
+
 def test_without_messages_the_steps_run_on_an_empty_batch(runs: Runs, queue: LeasedQueue) -> None:
     result = runs.execute(executor_jobs.alone)
     assert result.success

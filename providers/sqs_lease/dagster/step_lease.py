@@ -13,6 +13,9 @@ the step to the listeners in the step's own process:
 | STEP_FAILURE by an interruption (the run is terminated) | visible again at once | visible again at once |
 | no event: the process was killed | visible when their last extension ends | the same |
 
+A block that has not ended when the step succeeds did not do its work, so its messages are visible again at once: a
+generator was dropped while it was suspended in the block, or a thread still works in it.
+
 A killed process may have stored its value without deleting the messages: they come again then, by at-least-once
 delivery. This was seen in process and with the multiprocess executor of Dagster 1.11.16, 1.12.0 and 1.13.27.
 
@@ -157,6 +160,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self._block = block
         self._batch: RecordingBatch | None = None
         self._raised: Exception | None = None
+        self._has_ended = False
 
     def __enter__(self) -> LeasedBatch:
         batch = self._block.__enter__()
@@ -175,6 +179,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
             # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
             return
+        self._has_ended = True
         self._block.leave()
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
@@ -199,6 +204,9 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self._rule.is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
         ended_by = error if is_interrupted else self._raised or error
+        is_cut_off = ended_by is None and not self._has_ended
+        if is_cut_off:
+            ended_by = GeneratorExit()
         passed_on: int | None = None
         if is_tried_again and self._routed is not None and ended_by is not None:
             passed_on = self._pass_on(self._routed, ended_by)
@@ -210,6 +218,11 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self._routed.remove()
         elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
+        if is_cut_off:
+            text += (
+                "; the step succeeded before the end of its block, so messages that it had not settled are given back"
+            )
+            logger.warning(text)
         self._end.ended(self, text, LeaseNumbers.of(batch), [*batch.refused, *problems])
 
     def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:

@@ -18,6 +18,7 @@ A step's reports on single messages add to that:
 - ``batch.succeed``: the step is done with the message, and later failures of the step do not concern it.
 - ``batch.release``, in the last attempt: the message is not done.
 - A ``lease()`` block that was ended by an exception has failed its messages, even if the step goes on.
+- A ``lease()`` block that has not ended when its step succeeds has not done the messages that it did not settle.
 
 **A run that Dagster repeats.** A step that failed, and one that did not run, will be tried again, so their units are
 open, and only ``batch.fail`` is final. Messages that are held at the end of the run go to the next run. Messages that a
@@ -104,6 +105,8 @@ def units(
             yield Unit(end, concerns, Failure(piece.raised.errors[0].rpartition(".")[2], piece.raised.errors))
     for key, step in steps.items():
         yield Unit(not_done, undone) if step.has_no_batch else Unit(End.DONE)
+        if key in last and not last[key].is_over and not step.failed:
+            yield Unit(End.NOT_DONE, _left(message_ids, pieces[key], last[key]))
         said = key in last and last[key].raised is not None
         if step.failed and not step.has_no_batch and not said:
             concerns = _left(undone, pieces.get(key), last.get(key))
