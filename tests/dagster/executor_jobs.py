@@ -169,7 +169,6 @@ def executor(
         linger=0,
         policy=policy,
         on_failure=on_failure,
-        max_concurrent=2,
     )
 
 

@@ -21,7 +21,7 @@ import pytest
 from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource
-from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
+from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -454,7 +454,6 @@ QUEUE = SqsQueueResource(queue="orders")
         ({"max_messages": 0}, ValueError, "max_messages"),
         ({"wait": timedelta(seconds=-1)}, ValueError, "wait"),
         ({"policy": "quickly"}, ValueError, "quickly"),
-        ({"max_concurrent": 0}, ValueError, "max_concurrent"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -463,16 +462,3 @@ def test_bad_arguments_are_refused_where_the_executor_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         sqs_lease_executor(**{"queue": QUEUE, "workspace": "/orders", **options})
-
-
-@pytest.mark.parametrize(("configured", "concurrent"), [(None, 3), (7, 7)])
-def test_the_configuration_of_a_run_says_how_many_steps_run_at_once_or_else_the_executor_does(
-    made: Runs, configured: int | None, concurrent: int
-) -> None:
-    definition = sqs_lease_executor(QUEUE, workspace="/orders", max_concurrent=3)
-    assert definition.executor_creation_fn is not None
-    config: dict[str, object] = {"max_concurrent": configured, "retries": {"enabled": {}}}
-    job = dg.reconstructable(executor_jobs.alone)
-    executor = definition.executor_creation_fn(dg.InitExecutorContext(job, definition, config, made.instance))
-    assert isinstance(executor, LeaseExecutor)
-    assert executor._steps._max_concurrent == concurrent  # type: ignore[attr-defined]

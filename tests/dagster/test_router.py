@@ -56,6 +56,21 @@ def twice() -> None:
     load.alias("again")()
 
 
+@dg.op
+def load_until_empty(context: dg.OpExecutionContext) -> None:
+    """Receives until nothing is left, as a step may that receives by itself."""
+    while True:
+        with SqsQueueResource(queue="orders").lease(context, wait=0, linger=0) as batch:
+            SEEN.append([message.body for message in batch])
+            if not batch:
+                return
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def looping() -> None:
+    load_until_empty()
+
+
 def router(workspace: Any, target: Any = loading, **options: Any) -> dg.SensorDefinition:
     queue = options.pop("queue", "orders")
     options = {"wait": 0, "linger": 0, **options}
@@ -201,6 +216,18 @@ def test_a_batch_that_no_run_has_taken_in_time_is_not_asked_for_again(
     evaluated(router(tmp_path), instance, TICK)
     assert not directory.exists()
     assert queue.invisible == ["a"]
+
+
+def test_a_step_that_leases_again_has_nothing_left_to_work_on_and_takes_no_messages_of_other_runs(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    ((request,), _) = evaluated(router(tmp_path, looping), instance, TICK)
+    queue.send("of another run")
+    assert work(instance, request, looping)
+    assert SEEN == [["a"], []]
+    assert (queue.deleted, queue.visible) == (1, ["of another run"])
+    assert list((tmp_path / "orders_router").iterdir()) == []
 
 
 def test_of_two_steps_that_lease_without_the_executor_one_gets_the_batch_and_the_other_one_says_what_to_do(

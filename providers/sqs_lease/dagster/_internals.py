@@ -652,25 +652,7 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
     return handler.received_closed_message
 
 
-# Executors and their assets
-
-
-def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
-    """Return the context of a run for an inner executor.
-
-    An executor may look for itself there, as ``plan_context.executor``. There is no public way to set it.
-
-    Args:
-        plan_context: The context that the outer executor was given.
-        executor: The executor that runs the steps.
-    """
-    return type(plan_context)(
-        plan_context.plan_data,
-        plan_context.log,
-        executor,
-        plan_context.output_capture,
-        plan_context.resume_from_failure,
-    )
+# Assets of runs
 
 
 def materialized_by(

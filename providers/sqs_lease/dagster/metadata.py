@@ -13,7 +13,6 @@ import dagster as dg
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import materialized_by, observe
-from sqs_lease.keeper.batch import Batch
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
@@ -82,7 +81,7 @@ class LeaseNumbers:
         return cls({"received": len(batch), "failed": failed}, _oldest(batch), (batch.queue_url,))
 
     @classmethod
-    def of(cls, batch: LeasedBatch | Batch) -> LeaseNumbers:
+    def of(cls, batch: LeasedBatch) -> LeaseNumbers:
         """Describe the outcome of a batch, when everything is settled."""
         report = batch.report()
         counts = {
@@ -99,8 +98,7 @@ class LeaseNumbers:
             "extensions": report.extensions,
             "extension_calls": report.extension_calls,
         }
-        messages = batch.messages() if isinstance(batch, Batch) else batch
-        return cls(counts, _oldest(messages), (batch.queue_url,))
+        return cls(counts, _oldest(batch), (batch.queue_url,))
 
     def __add__(self, other: LeaseNumbers) -> LeaseNumbers:
         names = dict.fromkeys((*self.counts, *other.counts))
@@ -136,12 +134,29 @@ class LeaseNumbers:
             metadata[CONSOLE] = dg.MetadataValue.url(link)
         return metadata
 
+    def summary(self) -> str:
+        """Return the outcome of a batch as one line, for logs."""
+        parts = {
+            "deleted": "deleted",
+            "released": "given back",
+            "dead_lettered": "dead-lettered",
+            "expired": "left to expire",
+            "lost": "lost to others",
+            "uncertain": "deleted after their leases had ended",
+            "unsettled": "not settled",
+        }
+        said = ", ".join(f"{number} {what}" for name, what in parts.items() if (number := self.counts[name]))
+        return (
+            f"Of {self.counts['received']} messages of {', '.join(self.queue_urls)}: {said or 'nothing to settle'}; "
+            f"{self.counts['extensions']} extensions in {self.counts['extension_calls']} calls"
+        )
+
 
 def _oldest(messages: Iterable[Message]) -> datetime | None:
     return min((message.sent_at for message in messages if message.sent_at is not None), default=None)
 
 
-def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
+def lease_metadata(batch: LeasedBatch) -> dict[str, dg.MetadataValue]:
     """Describe the outcome of a batch.
 
     Args:
@@ -186,22 +201,3 @@ def observe_outcome(
         # The messages are settled; the work must not fail because the rest of the queue cannot be counted.
         logger.warning("The messages left in the queue cannot be counted: %s", error)
     observe(instance, run, assets, numbers.metadata(left))
-
-
-def lease_summary(batch: LeasedBatch | Batch) -> str:
-    """Return the outcome of a batch as one line, for logs; after its block, so that everything is settled."""
-    report = batch.report()
-    parts = {
-        "deleted": report.deleted,
-        "given back": report.released,
-        "dead-lettered": report.dead_lettered,
-        "left to expire": report.expired,
-        "lost to others": report.lost,
-        "deleted after their leases had ended": report.uncertain,
-        "not settled": report.failed + report.held,
-    }
-    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"
-    return (
-        f"Of {report.received} messages of {batch.queue_url}: {said}; "
-        f"{report.extensions} extensions in {report.extension_calls} calls"
-    )

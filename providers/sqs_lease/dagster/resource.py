@@ -374,8 +374,10 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
             return block_of(self._resource, self._options)
         rule = ReleaseWhileRetrying(self._options.on_failure)
         options = replace(self._options, on_failure=rule)
-        block = block_of(self._resource, options, passed_on=self._found, batch=RecordingBatch)
-        return StepLease(self._end, rule, block, self._resource.attributes, self._found)
+        routed = None if self._found is None else self._end.still_left(self._found)
+        block = block_of(self._resource, options, passed_on=routed, batch=RecordingBatch)
+        held = None if routed is None or routed.is_taken else routed
+        return StepLease(self._end, rule, block, self._resource.attributes, held)
 
     @contextmanager
     def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
@@ -52,9 +53,9 @@ from sqs_lease.dagster._internals import (
     step_key,
     warn_in_log,
 )
-from sqs_lease.dagster.metadata import HELD, LeaseNumbers, lease_summary, observe_outcome
+from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
-from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch
+from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch, write_leases
 from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
 
@@ -152,8 +153,8 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         routed: RoutedBatch | None = None,
     ) -> None:
         self.attributes = attributes
+        self.routed = routed
         self._end = end
-        self._routed = routed
         # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
         # garbage collected, which gives its messages back.
         self._rule = rule
@@ -187,7 +188,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self._raised = error
         if error is None:
             self._end.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
-        if batch.is_decided() and self._routed is None:
+        if batch.is_decided() and self.routed is None:
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
@@ -208,14 +209,15 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if is_cut_off:
             ended_by = GeneratorExit()
         passed_on: int | None = None
-        if is_tried_again and self._routed is not None and ended_by is not None:
-            passed_on = self._pass_on(self._routed, ended_by)
+        if is_tried_again and self.routed is not None and ended_by is not None:
+            passed_on = self._pass_on(self.routed, ended_by)
         problems = self._block.settle(ended_by)
-        text = lease_summary(batch)
+        numbers = LeaseNumbers.of(batch)
+        text = numbers.summary()
         if passed_on is not None:
             text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
-        elif self._routed is not None:
-            self._routed.remove()
+        elif self.routed is not None:
+            self.routed.folder.discard()
         elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
         if is_cut_off:
@@ -223,7 +225,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
                 "; the step succeeded before the end of its block, so messages that it had not settled are given back"
             )
             logger.warning(text)
-        self._end.ended(self, text, LeaseNumbers.of(batch), [*batch.refused, *problems])
+        self._end.ended(self, text, numbers, [*batch.refused, *problems])
 
     def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:
         """Write down the held messages for the next attempt; return their number, None if that failed."""
@@ -231,7 +233,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             written = self._block.pass_on(error, HANDOFF_SECONDS)
             if written is None:
                 return None
-            routed.write(written)
+            write_leases(routed.folder, written)
         except Exception:
             # The messages come back when their leases end, and the router starts another run.
             logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
@@ -281,6 +283,13 @@ class StepEnd:
                 "batch.succeed(messages) when they are done and their results are stored, so that they are deleted at "
                 "the end of the block; or lease more messages at once by max_messages"
             )
+
+    def still_left(self, routed: RoutedBatch) -> RoutedBatch:
+        """Return a batch as it is for one more lease of the step: taken, if an earlier one has it."""
+        is_taken = any(
+            each.routed is not None and each.routed.folder.path == routed.folder.path for each in self._leases
+        )
+        return replace(routed, is_taken=is_taken)
 
     def hold(self, lease: StepLease) -> None:
         """Settle a lease when the step has ended."""

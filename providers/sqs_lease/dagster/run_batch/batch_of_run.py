@@ -24,7 +24,6 @@ deadline has passed, and the router removes the directory a day later.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import socket
@@ -32,6 +31,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 import dagster as dg
 
@@ -50,8 +50,6 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
-
-logger = logging.getLogger(__name__)
 
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag with the directory of its batch, an absolute path."""
@@ -114,18 +112,22 @@ class RoutedBatch:
     Attributes:
         folder: Its directory.
         run_id: The run, for errors.
+        is_taken: Whether an earlier lease of the step has it, so that nothing is left for this one.
     """
 
     folder: BatchFolder
     run_id: str
+    is_taken: bool = False
 
     def take_up(self) -> tuple[WrittenBatch, tuple[Message, ...]]:
-        """Take the batch up: return the written leases, and the messages with their receipts.
+        """Take the batch up: return the written leases, and the messages with their receipts; none if it is taken.
 
         Raises:
             BatchFolderError: It is gone: it was taken up or settled before, or the run came too late.
             ModuleNotFoundError: The extra ``manifest`` is not installed.
         """
+        if self.is_taken:
+            return WrittenBatch(uuid4().hex, time.time(), ()), ()
         require_manifests("The batch of a run", "dagster,manifest")
         written = read_written(self.folder)
         if written is None or not _take(self.folder):
@@ -148,21 +150,6 @@ class RoutedBatch:
             if receipt.message_id in contents
         ]
         return written, tuple(messages)
-
-    def remove(self) -> None:
-        """Remove the directory, because all of the batch is settled. A failure is logged."""
-        try:
-            self.folder.remove()
-        except OSError as error:
-            logger.warning("%s cannot be removed (%s: %s)", self.folder, type(error).__name__, error)
-
-    def write(self, written: WrittenBatch) -> None:
-        """Write down the leases that are passed on to the next attempt.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        write_leases(self.folder, written)
 
 
 def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None:
@@ -271,7 +258,7 @@ def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> Routed
         return None
     passed_on = RoutedBatch(folder, run.run_id)
     if is_over(written):
-        passed_on.remove()
+        folder.discard()
         return None
     return passed_on
 

@@ -80,7 +80,7 @@ def units(
         message_ids: The messages, in the order of the batch.
         steps: How each step ended, by its key.
         pieces: The steps' reports on their work, by their keys.
-        is_whole: Whether every step ended, or could not run because of one that failed.
+        is_whole: Whether the executor ended by itself: then every step ended, or could not run.
         is_repeated: Whether Dagster repeats the run.
     """
     if not pieces:
@@ -141,7 +141,6 @@ class StepEnds:
         self._awaited = {without_mapping_key(before) for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
-        self._skipped: set[str] = set()
         self.is_interrupted = False
 
     def see(self, event: dg.DagsterEvent) -> None:
@@ -152,8 +151,6 @@ class StepEnds:
             return
         if event.is_step_up_for_retry:
             self._retries[key] = self._retries.get(key, 0) + 1
-        elif event.is_step_skipped:
-            self._skipped.add(key)
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
@@ -167,19 +164,6 @@ class StepEnds:
     def has_failures(self) -> bool:
         """Whether a step failed for good."""
         return any(end.failed for end in self._ends.values())
-
-    def unfinished(self, planned: Iterable[str]) -> set[str]:
-        """Return the steps of a plan without an end; empty if a failed step may be the reason.
-
-        Steps of dynamic outputs are known by their ends alone, so they are never among them.
-
-        Args:
-            planned: The keys of the steps.
-        """
-        if any(end.failed and end.holds_up for end in self._ends.values()):
-            return set()
-        single = {key for key in planned if key == without_mapping_key(key)}
-        return single - self._ends.keys() - self._skipped
 
     def _attempt(self, key: str) -> str:
         return attempt_name(self._run_id, self._retries.get(key, 0))
