@@ -584,6 +584,20 @@ def test_messages_of_a_block_that_does_not_end_are_given_back_though_the_step_su
     assert any("2 given back" in text and "before the end of its block" in text for text in told)
 
 
+def test_a_block_whose_messages_were_all_settled_need_not_end(
+    messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        batch = queue.lease(context, wait=0, linger=0).__enter__()
+        batch.succeed(batch)
+
+    result = materialize(orders, instance=instance)
+    assert result.success
+    assert settled(messages) == (3, 0, 0)
+    assert not any("before the end of its block" in entry.message for entry in instance.all_logs(result.run_id))
+
+
 # An interruption
 
 

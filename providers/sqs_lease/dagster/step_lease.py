@@ -205,7 +205,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self._rule.is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
         ended_by = error if is_interrupted else self._raised or error
-        is_cut_off = ended_by is None and not self._has_ended
+        is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
         if is_cut_off:
             ended_by = GeneratorExit()
         passed_on: int | None = None
