@@ -376,8 +376,9 @@ def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_th
     monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
-    (failed,) = (event for event in result.all_events if event.is_job_failure)
-    assert "the database is away" in str(failed.job_failure_data.error)
+    assert [event for event in result.all_events if event.is_job_failure]
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    assert "the database is away" in str(failed.step_failure_data.error)
     assert (queue.invisible, queue.deleted) == (["a"], 0)
 
 
