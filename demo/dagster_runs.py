@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ class DagsterRuns:
                         run_id,
                         received=numbers["sqs/received"],
                         extensions=numbers["sqs/extensions"],
-                        extension_calls=numbers["sqs/extension_calls"],
+                        extension_calls=_calls(str(numbers["sqs/queue"])),
                         lost=numbers["sqs/lost"],
                         retried=retried,
                     )
@@ -117,3 +118,9 @@ class DagsterRuns:
     def hold_for_show(self, publish: Callable[[], object]) -> str | None:
         """Nothing: Dagster's interface has no page of leases."""
         return None
+
+
+def _calls(queue: str) -> int:
+    """The number of calls that extended leases, from the row of the queue."""
+    found = re.search(r"(\d+) calls that extended leases", queue)
+    return 0 if found is None else int(found[1])

@@ -62,6 +62,8 @@ NOT_USED: Final = {
     "asset_graph",
     "asset_observation_data",
     "engine_event_data",
+    "get_asset_metadata",
+    "get_output_metadata",
     "get_runs",
     "step_output_data",
 }

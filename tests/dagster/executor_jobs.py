@@ -84,6 +84,19 @@ def report(context: dg.OpExecutionContext, config: Work, checked: int, loaded: i
 
 
 @dg.op
+def load_first(context: dg.OpExecutionContext) -> None:
+    """Works on the first message only, because a loop over a generator ends early."""
+
+    def messages() -> Iterator[str]:
+        with leased(context) as batch:
+            for message in batch:
+                yield message.message_id
+
+    for _ in messages():
+        break
+
+
+@dg.op
 def look_away() -> None:
     """Does not look at the messages."""
 
@@ -156,7 +169,6 @@ def executor(
         linger=0,
         policy=policy,
         on_failure=on_failure,
-        max_concurrent=2,
     )
 
 
@@ -221,6 +233,15 @@ def careless() -> dg.JobDefinition:
         look_away()
 
     return careless
+
+
+def hasty() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def hasty() -> None:
+        """Does not look at all of its messages."""
+        load_first()
+
+    return hasty
 
 
 def spread() -> dg.JobDefinition:

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG
 from sqs_lease.testing.leased_queues import LeasedQueue
 from tests.dagster import executor_jobs
 from tests.dagster.instances import stored_instance

@@ -13,8 +13,8 @@ import pytest
 from sqs_lease import Message, by_exception, dead_letter, expire, lease
 from sqs_lease.core.calls import EntryAnswer, Verdict, VisibilityChange
 from sqs_lease.dagster import DispatchError, RouterError, SqsQueueResource, build_sqs_router
+from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.routed import ROUTED_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues, MemoryTransport
 from tests.dagster.dispatch_ground import (
     JOBS,

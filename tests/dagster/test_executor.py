@@ -21,7 +21,7 @@ import pytest
 from dagster._core.execution.api import execute_run_iterator
 
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource
-from sqs_lease.dagster.executor import LeaseExecutor, sqs_lease_executor
+from sqs_lease.dagster.executor import sqs_lease_executor
 from sqs_lease.testing import NO_FAULT, AuditKind, Fault, Operation, TransportCall
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
@@ -178,6 +178,14 @@ def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says
     assert result.success
     assert (queue.visible, queue.deleted) == (["a"], 0)
     assert any("leased its 1 messages" in told for told in runs.told(result.run_id))
+
+
+def test_messages_of_a_step_that_did_not_end_its_block_come_back_though_it_succeeded(
+    runs: Runs, queue: LeasedQueue
+) -> None:
+    queue.send("a", "b")
+    assert runs.execute(executor_jobs.hasty).success
+    assert (sorted(queue.visible), queue.dead_letters, queue.deleted) == (["a", "b"], [], 0)
 
 
 def test_without_messages_the_steps_run_on_an_empty_batch(runs: Runs, queue: LeasedQueue) -> None:
@@ -368,8 +376,9 @@ def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_th
     monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
-    (failed,) = (event for event in result.all_events if event.is_job_failure)
-    assert "the database is away" in str(failed.job_failure_data.error)
+    assert [event for event in result.all_events if event.is_job_failure]
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    assert "the database is away" in str(failed.step_failure_data.error)
     assert (queue.invisible, queue.deleted) == (["a"], 0)
 
 
@@ -380,7 +389,7 @@ def test_a_run_from_the_failure_that_comes_too_late_is_refused_and_a_whole_one_r
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         first = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
         later = time.time() + VISIBILITY_SECONDS
-        monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time", SimpleNamespace(time=lambda: later))
+        monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time", SimpleNamespace(time=lambda: later))
         queue.send("b")
 
         from_failure = dg.ReexecutionOptions.from_failure(first.run_id, retrying.instance)
@@ -446,7 +455,6 @@ QUEUE = SqsQueueResource(queue="orders")
         ({"max_messages": 0}, ValueError, "max_messages"),
         ({"wait": timedelta(seconds=-1)}, ValueError, "wait"),
         ({"policy": "quickly"}, ValueError, "quickly"),
-        ({"max_concurrent": 0}, ValueError, "max_concurrent"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -455,16 +463,3 @@ def test_bad_arguments_are_refused_where_the_executor_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         sqs_lease_executor(**{"queue": QUEUE, "workspace": "/orders", **options})
-
-
-@pytest.mark.parametrize(("configured", "concurrent"), [(None, 3), (7, 7)])
-def test_the_configuration_of_a_run_says_how_many_steps_run_at_once_or_else_the_executor_does(
-    made: Runs, configured: int | None, concurrent: int
-) -> None:
-    definition = sqs_lease_executor(QUEUE, workspace="/orders", max_concurrent=3)
-    assert definition.executor_creation_fn is not None
-    config: dict[str, object] = {"max_concurrent": configured, "retries": {"enabled": {}}}
-    job = dg.reconstructable(executor_jobs.alone)
-    executor = definition.executor_creation_fn(dg.InitExecutorContext(job, definition, config, made.instance))
-    assert isinstance(executor, LeaseExecutor)
-    assert executor._steps._max_concurrent == concurrent  # type: ignore[attr-defined]

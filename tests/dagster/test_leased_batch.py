@@ -10,8 +10,9 @@ import pytest
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import LeasedBatch, MessageFailed, SqsQueueResource
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, CALLED_DIRECTLY, RunBatch
+from sqs_lease.dagster.run_batch.leased_batch import CALLED_DIRECTLY, RunBatch
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 QUEUE = SqsQueueResource(queue="orders")

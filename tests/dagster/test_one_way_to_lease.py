@@ -13,8 +13,8 @@ import pytest
 from sqs_lease import dead_letter
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource, build_sqs_router
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG, batch_of_run
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, batch_of_run
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import executor_jobs
 from tests.dagster.executor_runs import Runs, runs_in

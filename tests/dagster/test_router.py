@@ -13,7 +13,7 @@ import pytest
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
-from sqs_lease.dagster.run_batch.routed import ROUTED_TAG
+from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 
@@ -54,6 +54,21 @@ def twice() -> None:
     """Two steps that lease, without an executor that holds the batch for both."""
     load()
     load.alias("again")()
+
+
+@dg.op
+def load_until_empty(context: dg.OpExecutionContext) -> None:
+    """Receives until nothing is left, as a step may that receives by itself."""
+    while True:
+        with SqsQueueResource(queue="orders").lease(context, wait=0, linger=0) as batch:
+            SEEN.append([message.body for message in batch])
+            if not batch:
+                return
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def looping() -> None:
+    load_until_empty()
 
 
 def router(workspace: Any, target: Any = loading, **options: Any) -> dg.SensorDefinition:
@@ -184,7 +199,7 @@ def test_a_run_that_comes_too_late_fails_and_works_on_nothing(
     leased_queues.create("orders", "a")
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     later = time.time() + 301
-    monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time.time", lambda: later)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time.time", lambda: later)
     assert not work(instance, request)
     assert SEEN == []
 
@@ -195,12 +210,24 @@ def test_a_batch_that_no_run_has_taken_in_time_is_not_asked_for_again(
     queue = leased_queues.create("orders", "a")
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     directory, later = Path(request.tags[ROUTED_TAG]), time.time() + 301
-    monkeypatch.setattr("sqs_lease.dagster.run_batch.routed.time.time", lambda: later)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time.time", lambda: later)
     assert evaluated(router(tmp_path), instance, TICK) == ([], "No message came from orders")
     os.utime(directory, (0, 0))
     evaluated(router(tmp_path), instance, TICK)
     assert not directory.exists()
     assert queue.invisible == ["a"]
+
+
+def test_a_step_that_leases_again_has_nothing_left_to_work_on_and_takes_no_messages_of_other_runs(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    ((request,), _) = evaluated(router(tmp_path, looping), instance, TICK)
+    queue.send("of another run")
+    assert work(instance, request, looping)
+    assert SEEN == [["a"], []]
+    assert (queue.deleted, queue.visible) == (1, ["of another run"])
+    assert list((tmp_path / "orders_router").iterdir()) == []
 
 
 def test_of_two_steps_that_lease_without_the_executor_one_gets_the_batch_and_the_other_one_says_what_to_do(

@@ -127,8 +127,9 @@ def test_an_exception_of_an_earlier_attempt_does_not_count_and_what_it_failed_on
     assert decided({"load": SUCCEEDED}, {"load": earlier}) == deleted(("m0", Failure("torn")))
 
 
-def test_a_step_that_succeeded_within_its_block_is_done() -> None:
-    assert decided({"load": SUCCEEDED}, {"load": piece(is_over=False)}) == deleted()
+def test_a_step_that_succeeded_before_the_end_of_its_block_has_done_only_what_it_settled() -> None:
+    found = decided({"load": SUCCEEDED}, {"load": piece(is_over=False, done=frozenset({"m1"}))})
+    assert found == {"m0": Action.RELEASE, "m1": Action.DELETE, "m2": Action.RELEASE}
 
 
 def test_messages_of_a_step_that_came_to_no_end_that_is_known_are_held() -> None:

@@ -16,8 +16,8 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease.batch_files.manifest import read_manifest
 from sqs_lease.dagster import SqsQueueResource, ingest_with_spark, reported_result, spark, stored_batch
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG
 from sqs_lease.dagster.run_batch.folder import BatchFolder
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
 from sqs_lease.ingestion import lost_watch
 from sqs_lease.ingestion.job import JobError
 from sqs_lease.ingestion.result import StoredResult

@@ -542,6 +542,62 @@ def test_a_lease_that_is_not_entered_is_no_batch(messages: LeasedQueue, use: Cal
         use(QUEUE.lease(dg.build_op_context()))
 
 
+# Blocks that do not end
+
+
+def first_of(context: dg.AssetExecutionContext, queue: SqsQueueResource, kept: list[Any]) -> None:
+    """Works on the first message only, because a loop over a generator ends early."""
+
+    def messages_of_the_lease() -> Iterator[str]:
+        with queue.lease(context, wait=0, linger=0, on_failure=dead_letter()) as batch:
+            for message in batch:
+                batch.succeed(message)
+                yield message.body
+
+    bodies = messages_of_the_lease()
+    assert next(bodies) == "a"
+    kept.append(bodies)
+
+
+def closed(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    kept: list[Any] = []
+    first_of(context, queue, kept)
+    kept.pop().close()
+
+
+KEPT: list[Any] = []
+
+
+def suspended(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+    first_of(context, queue, KEPT)
+
+
+@pytest.mark.parametrize("function", [closed, suspended])
+def test_messages_of_a_block_that_does_not_end_are_given_back_though_the_step_succeeds(
+    messages: LeasedQueue, instance: dg.DagsterInstance, function: Callable[..., Any]
+) -> None:
+    result = materialize(dg.asset(name="orders")(function), instance=instance)
+    KEPT.clear()
+    assert result.success
+    assert settled(messages) == (1, 2, 0)
+    told = [entry.message for entry in instance.all_logs(result.run_id)]
+    assert any("2 given back" in text and "before the end of its block" in text for text in told)
+
+
+def test_a_block_whose_messages_were_all_settled_need_not_end(
+    messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        batch = queue.lease(context, wait=0, linger=0).__enter__()
+        batch.succeed(batch)
+
+    result = materialize(orders, instance=instance)
+    assert result.success
+    assert settled(messages) == (3, 0, 0)
+    assert not any("before the end of its block" in entry.message for entry in instance.all_logs(result.run_id))
+
+
 # An interruption
 
 

@@ -7,13 +7,16 @@ tests/processes/dagster/test_executor_elsewhere.py has a launcher of steps.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.run_batch.leased_batch import is_of_run_worker, working_on
+from sqs_lease.dagster.run_batch.batch_of_run import is_of_run_worker, write_worker
+from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import around_jobs
 from tests.dagster.executor_runs import Runs, numbers, runs_in
@@ -36,10 +39,10 @@ def queue(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> Lease
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this process be none of the run worker's."""
 
-    def unknown(_: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    def another(folder: BatchFolder) -> None:
+        folder.put("worker", b"another-machine 1")
 
-    monkeypatch.setattr("sqs_lease.dagster.executor.working_on", unknown)
+    monkeypatch.setattr("sqs_lease.dagster.executor.write_worker", another)
 
 
 def errors(result: dg.JobExecutionResult) -> list[str]:
@@ -69,14 +72,19 @@ def test_a_step_elsewhere_is_refused_without_messages_too(runs: Runs, queue: Lea
     assert not runs.execute(around_jobs.strict, {}, {}).success
 
 
-def test_a_process_is_of_the_worker_of_the_runs_that_it_works_on_alone() -> None:
-    with working_on("run"), working_on("another"):
-        assert is_of_run_worker("run")
-        assert not is_of_run_worker("a third")
-    assert not is_of_run_worker("run")
-
-
-def test_a_process_that_the_run_worker_started_for_a_step_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = object()
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
-    assert is_of_run_worker("run")
+def test_a_run_worker_and_the_processes_that_it_starts_for_steps_have_its_batch_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = BatchFolder(tmp_path / "batch")
+    assert not is_of_run_worker(folder)
+    write_worker(folder)
+    assert is_of_run_worker(folder)
+    pid = os.getpid()
+    monkeypatch.setattr("os.getpid", lambda: pid + 1)
+    assert not is_of_run_worker(folder)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=pid + 2))
+    assert not is_of_run_worker(folder)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=pid))
+    assert is_of_run_worker(folder)
+    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
+    assert not is_of_run_worker(folder)

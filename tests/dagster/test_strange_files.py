@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.dagster.backlog_sensor import Memory, _backlog
 from sqs_lease.dagster.dispatch import RUN, Destination, read_run, write_run
+from sqs_lease.dagster.run_batch.batch_of_run import LEASES, read_written, write_leases
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
-from sqs_lease.dagster.run_batch.routed import LEASES, read_written, write_leases
 from sqs_lease.keeper.plain_leases import WrittenBatch
 from sqs_lease.sqs.transport import QueueAttributes
 from tests.fuzz.strange import CONTENT, examples, json_near, said_by

@@ -167,7 +167,7 @@ def numbers(received: int) -> dict[str, Any]:
     return {
         "sqs/received": received,
         "sqs/extensions": 6,
-        "sqs/extension_calls": 2,
+        "sqs/queue": "http://127.0.0.1:4566/000000000000/flights; 2 calls that extended leases",
         **({"sqs/lost": 1} if received else {}),
     }
 

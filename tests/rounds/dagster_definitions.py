@@ -127,7 +127,7 @@ def write(context: dg.OpExecutionContext, good: list[str]) -> None:
         wait=WAIT_SECONDS,
         visibility=VISIBILITY_SECONDS,
         on_failure=RULE,
-        max_concurrent=1,
+        around=dg.multiprocess_executor.configured({"max_concurrent": 1}),
     )
 )
 def steps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from demo.dagster_answers import Event, Run
-from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS
+from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS
 from tests.rounds.audit import Block
 from tests.rounds.dagster_host import GATE_FAULTS, NAMES, PASSED_ON_SECONDS, TRAITS, block_of_run
 from tests.rounds.draw import Kind, draw

@@ -15,7 +15,7 @@ from sqs_lease.dagster.executor import ResumedRunError, sqs_lease_executor
 from sqs_lease.dagster.metadata import lease_metadata
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.dagster.router import RouterError, build_sqs_router
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG
 from sqs_lease.dagster.spark import ingest_with_spark, reported_result, settle_ingestion, stored_batch
 from sqs_lease.ingestion.job import JobError, job_arguments
 

@@ -15,11 +15,12 @@ import logging
 import multiprocessing
 import re
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
 from dagster_pipes import PipesContextData
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext | dg.AssetCheckExecutionContext
 Metadata: TypeAlias = Mapping[str, dg.MetadataValue]
-Combine: TypeAlias = Callable[[Mapping[str, Any], Metadata], Metadata]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -54,9 +54,6 @@ def preview(explanation: str) -> Callable[[_Function], _Function]:
     """Return a decorator for a function that may change in any release: Dagster warns about its use.
 
     The mark is not public; docstrings say the same.
-
-    Args:
-        explanation: More text for the warning.
     """
 
     def mark(function: _Function) -> _Function:
@@ -83,9 +80,6 @@ def step_key(context: Context) -> str | None:
     """Return the key of the step under way; None where the function is called directly, as in a test.
 
     The public context knows its op, and not its step; ``HookContext.step_key`` is public, in a hook.
-
-    Args:
-        context: The context of the op or asset.
     """
     try:
         return str(context.op_execution_context.get_step_execution_context().step.key)
@@ -93,55 +87,34 @@ def step_key(context: Context) -> str | None:
         return None
 
 
-def add_metadata(context: Context, metadata: Metadata, *, combine: Combine | None = None) -> None:
+def add_metadata(context: Context, metadata: Metadata) -> None:
     """Add metadata to the materializations of the step's assets, or to the outputs of an op.
 
-    Dynamic outputs, and outputs that were yielded before, get no metadata. The public context knows neither the yielded
-    outputs nor the metadata added before.
-
-    Args:
-        context: The context of the asset or op; if the function is called directly, nothing is done.
-        metadata: By key; earlier metadata under other keys stays.
-        combine: Combines earlier and new metadata; by default the new one replaces the earlier one.
+    Dynamic outputs, and outputs that were yielded before, get no metadata; earlier metadata under other keys stays. The
+    public context does not know the yielded outputs. If the function is called directly, nothing is done.
     """
     if step_key(context) is None:
         return
     if isinstance(context, dg.AssetExecutionContext):
+        step = context.op_execution_context.get_step_execution_context()
         for key in context.selected_asset_keys:
-            if not _is_asset_yielded(context, key):
-                earlier = _metadata_before(context, "get_asset_metadata", key)
-                context.add_asset_metadata(combine(earlier, metadata) if combine else metadata, asset_key=key)
+            if not step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)):
+                context.add_asset_metadata(metadata, asset_key=key)
         return
     # The context of an asset check has these methods only here.
     op_context = context.op_execution_context
     for output in op_context.op_def.output_defs:
         if output.is_dynamic:
             continue
-        earlier = _metadata_before(context, "get_output_metadata", output.name)
         # Dagster refuses it if the output was yielded already.
         with suppress(dg.DagsterInvariantViolationError):
-            op_context.add_output_metadata(combine(earlier, metadata) if combine else metadata, output.name)
-
-
-def _is_asset_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    step = context.op_execution_context.get_step_execution_context()
-    return bool(step.has_seen_output(context.assets_def.get_output_name_for_asset_key(key)))
-
-
-def _metadata_before(context: Context, getter: str, key: dg.AssetKey | str) -> Mapping[str, Any]:
-    step = context.op_execution_context.get_step_execution_context()
-    return getattr(step, getter)(key) or {}
+            op_context.add_output_metadata(metadata, output.name)
 
 
 def report_event(context: Context, text: str, metadata: Metadata) -> None:
     """Add an event of a step to the run's log, also from a listener of the instance's events.
 
     All public events are about an asset, an output or an expectation.
-
-    Args:
-        context: The context of the asset or op, in a step.
-        text: The text of the log line.
-        metadata: By key.
     """
     data = _private("events", "EngineEventData")(metadata=metadata)
     context.instance.report_engine_event(text, context.run, data, step_key=step_key(context))
@@ -151,9 +124,6 @@ def step_exception(context: Context) -> BaseException | None:
     """Return the exception of a failed step, once Dagster reports the failure; None before.
 
     Public is ``HookContext.op_exception``, in a hook of the op.
-
-    Args:
-        context: The context of the op or asset, in a step.
     """
     error: BaseException | None = context.op_execution_context.get_step_execution_context().step_exception
     return error
@@ -163,11 +133,6 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
     """Add a warning to a run's log, from a listener of the instance's events: Dagster's loggers do not work there.
 
     Only the loggers are public.
-
-    Args:
-        instance: The instance.
-        seen: The event that it is about.
-        text: The text of the log line.
     """
     warning = dg.EventLogEntry(  # type: ignore[no-untyped-call]
         error_info=None,
@@ -181,17 +146,36 @@ def warn_in_log(instance: dg.DagsterInstance, seen: dg.EventLogEntry, text: str)
     instance.handle_new_event(warning)
 
 
-def listen(context: Context, see: Callable[[dg.DagsterInstance, dg.EventLogEntry], None]) -> None:
-    """Call a function with each event of a step's run, in the process of the step.
+class Listener(Protocol):
+    """An object that takes the events of a run."""
 
-    Public hooks run in the process of the step as well, but a user has to add them to each job.
+    def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
+        """Take an event. An exception fails the step or run that is about to be reported."""
 
-    Args:
-        context: The context of the op or asset, in a step.
-        see: Called with the instance and the event. Its exception fails the step or run that is about to be reported.
+
+_Listening = TypeVar("_Listening", bound=Listener)
+
+
+def listening(context: Context, made: _Listening) -> _Listening:
+    """Return the listener of the attempt at a step, which gets the events of its run in this process.
+
+    It is kept with the step's context, which lasts until the step's end is reported; the public contexts end before the
+    IO managers store its values. Public hooks run in the process of the step as well, but a user has to add them to
+    each job.
     """
-    instance = context.instance
-    instance.add_event_listener(context.run.run_id, lambda entry: see(instance, entry))
+    step = context.op_execution_context.get_step_execution_context()
+    kept: _Listening = vars(step).setdefault("sqs_lease_listener", made)
+    if kept is made:
+        instance = context.instance
+        # A weak reference, because Dagster keeps the function for as long as the instance, which may outlast many runs.
+        heard = weakref.ref(made)
+
+        def hear(entry: dg.EventLogEntry) -> None:
+            if (listener := heard()) is not None:
+                listener.see(instance, entry)
+
+        instance.add_event_listener(context.run.run_id, hear)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +194,7 @@ class RunRetrySettings:
 
 
 def run_retry_settings(instance: dg.DagsterInstance) -> RunRetrySettings:
-    """Return an instance's settings of run retries, which are public in ``dagster.yaml`` only.
-
-    Args:
-        instance: The instance.
-    """
+    """Return an instance's settings of run retries, which are public in ``dagster.yaml`` only."""
     return RunRetrySettings(
         instance.run_retries_enabled,
         instance.run_retries_max_retries,
@@ -229,10 +209,6 @@ def component_at(context: dg.ComponentLoadContext, path: str) -> object:
     """Load another component of the same defs folder.
 
     It is public, under a name that changed after Dagster 1.11.
-
-    Args:
-        context: Where the naming component is loaded.
-        path: Where the other one is, in the defs folder.
 
     Raises:
         Exception: There is no component.
@@ -265,15 +241,9 @@ def run_worker() -> BaseProcess | None:
 def run_events(
     instance: dg.DagsterInstance, run_id: str, types: Collection[dg.DagsterEventType], *, newest_first: bool = False
 ) -> Iterator[dg.DagsterEvent]:
-    """Yield events of a run.
+    """Yield events of a run of some types, the oldest first by default.
 
     Public are only those of assets, and not by run (``fetch_materializations``).
-
-    Args:
-        instance: The instance that has the run.
-        run_id: The run.
-        types: Of which types.
-        newest_first: Whether the newest comes first; the oldest does by default.
     """
     cursor, has_more = None, True
     while has_more:
@@ -293,9 +263,6 @@ def event_metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
     """Return the metadata of an event: of an output, a materialization, an observation or a report.
 
     The data of an event is not public.
-
-    Args:
-        event: The event.
     """
     data: Any = event.event_specific_data
     if data is None:
@@ -307,11 +274,7 @@ def event_metadata(event: dg.DagsterEvent) -> Mapping[str, Any]:
 
 
 def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
-    """Return the asset of an event, which is not public; None for events without an asset.
-
-    Args:
-        event: The event.
-    """
+    """Return the asset of an event, which is not public; None for events without an asset."""
     return event.asset_key
 
 
@@ -319,9 +282,6 @@ def error_names(event: dg.DagsterEvent) -> frozenset[str]:
     """Return the names of the exception that a step failed with, and of its causes.
 
     Public is ``HookContext.op_exception``, in a hook of the step.
-
-    Args:
-        event: The event of the failed step.
     """
     names = set()
     error: Any = event.step_failure_data.error
@@ -335,9 +295,6 @@ def is_interruption(event: dg.DagsterEvent) -> bool:
     """Whether an event says that an executor was told to terminate, and ends its steps.
 
     The multiprocess executor's sign is not public: ``steps_interrupted`` among the metadata of an engine event.
-
-    Args:
-        event: An event of the run.
     """
     if event.event_type is dg.DagsterEventType.STEP_FAILURE:
         return dg.DagsterExecutionInterruptedError.__name__ in error_names(event)
@@ -345,26 +302,14 @@ def is_interruption(event: dg.DagsterEvent) -> bool:
 
 
 def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
-    """Add tags to a run that is under way. Public are the tags of a run that is to be started.
-
-    Args:
-        instance: The instance that has the run.
-        run_id: The run.
-        tags: By name.
-    """
+    """Add tags to a run that is under way. Public are the tags of a run that is to be started."""
     instance.add_run_tags(run_id, tags)
 
 
 def executor_events(
     plan_context: PlanOrchestrationContext, text: str, metadata: Metadata | None = None
 ) -> Iterator[dg.DagsterEvent]:
-    """Yield an event of a run for its executor to yield. Executors are public, and the events that they yield are not.
-
-    Args:
-        plan_context: The executor's context.
-        text: The text of the log line.
-        metadata: By key.
-    """
+    """Yield an event of a run for its executor to yield. Executors are public, their events are not."""
     yield dg.DagsterEvent.engine_event(plan_context, text, _private("events", "EngineEventData")(metadata=metadata))
 
 
@@ -380,13 +325,7 @@ def without_mapping_key(step_key: str) -> str:
 
 
 def steps_of_asset(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> set[str]:
-    """Return the keys of the steps of a run that make an asset. Plans of runs are not public.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        key: The asset.
-    """
+    """Return the keys of the steps of a run that make an asset. Plans of runs are not public."""
     if run.execution_plan_snapshot_id is None:
         return set()
     plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
@@ -399,11 +338,7 @@ def steps_of_asset(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.Ass
 
 
 def awaited_steps(plan: ExecutionPlan) -> Mapping[str, Collection[str]]:
-    """Return the steps that each step of a plan waits for. Executors are public, and the plans they execute are not.
-
-    Args:
-        plan: The plan that the executor is to execute.
-    """
+    """Return the steps that each step of a plan waits for. Executors are public, their plans are not."""
     return plan.get_all_step_deps()
 
 
@@ -425,11 +360,8 @@ class JobParts:
 def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
     """Compare the steps that a run executes with its job. An executor's knowledge of its job is not public.
 
-    In Dagster's own job of all assets, only assets connected with executed ones belong to the work.
-
-    Args:
-        job: The job of the run, with the selection of the run.
-        executed: The keys of the steps that the run executes.
+    In Dagster's own job of all assets, only assets connected with executed ones belong to the work. The job is that of
+    the run, with the selection of the run.
     """
     # A job without a selection: the one that is defined.
     whole, selected = job.get_subset().get_definition(), job.get_definition()
@@ -497,9 +429,6 @@ def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
 
     There is no public sign of it. The daemon names the log of an evaluation by the number of its tick; other logs are
     named by the time, or have no name.
-
-    Args:
-        context: The context of the evaluation.
     """
     log_key = context.log_key
     return bool(log_key and log_key[-1].isdigit())
@@ -509,20 +438,13 @@ def location_name(context: dg.SensorEvaluationContext) -> str | None:
     """Return the name of the code location of a sensor; None if it is evaluated by hand.
 
     The public context knows the repository only.
-
-    Args:
-        context: The context of the evaluation.
     """
     origin = context.code_location_origin
     return None if origin is None else origin.location_name
 
 
 def is_asset_job(target: object) -> bool:
-    """Whether an object is a result of ``define_asset_job``; the type is not public.
-
-    Args:
-        target: Anything.
-    """
+    """Whether an object is a result of ``define_asset_job``; the type is not public."""
     return isinstance(target, type(dg.define_asset_job("any")))
 
 
@@ -538,20 +460,12 @@ def refusals() -> tuple[type[Exception], ...]:
 
 
 def assets_of_job(job: dg.JobDefinition) -> frozenset[dg.AssetKey]:
-    """Return the assets that a job makes. The documented interface does not have them.
-
-    Args:
-        job: The job, or what :func:`job_of_assets` returned.
-    """
+    """Return the assets that a job makes. The documented interface does not have them."""
     return frozenset(job.asset_layer.selected_asset_keys)
 
 
 def job_of_assets(job: dg.JobDefinition, assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
     """Return a job with some of its assets only, as a run of them has it. It is not documented.
-
-    Args:
-        job: The job.
-        assets: Assets of it.
 
     Raises:
         dagster.DagsterError: They cannot be made without others.
@@ -563,10 +477,6 @@ def dynamic_partitions(partitions: dg.PartitionsDefinition[str], key: str) -> di
     """Return the dynamic partitions that a key stands for: keys by the names of partitions definitions.
 
     The dimensions of partitions are not documented.
-
-    Args:
-        partitions: The partitions definition.
-        key: The partition key.
 
     Raises:
         Exception: One of :func:`refusals`: it cannot be a key.
@@ -590,12 +500,6 @@ def with_partition(
 
     It is done when an evaluation has ended, in a way that is not documented, for all of its runs or for none.
 
-    Args:
-        sensor: The sensor.
-        context: The context of its evaluation, with definitions.
-        request: The request.
-        added: Partitions that are added before.
-
     Raises:
         Exception: One of :func:`refusals`: there is no such partition.
     """
@@ -607,9 +511,6 @@ def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
     """Return the errors of a run configuration, without its values, which the exception's text may quote.
 
     It is not documented.
-
-    Args:
-        error: The exception of :func:`dagster.validate_run_config`.
     """
     return sorted({f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors})
 
@@ -622,9 +523,6 @@ def pipes_context_data(run_id: str) -> PipesContextData:
 
     ``open_pipes_session`` is public, but an asset that uses it has to return the job's materializations. Keys that
     a later release adds are None.
-
-    Args:
-        run_id: The run.
     """
     data: Any = dict.fromkeys(PipesContextData.__annotations__)
     data |= {"run_id": run_id, "retry_number": 0, "extras": {}}
@@ -633,33 +531,11 @@ def pipes_context_data(run_id: str) -> PipesContextData:
 
 
 def has_read_all(handler: dg.PipesMessageHandler) -> bool:
-    """Whether all reports of a job through Dagster Pipes were read, which is not public.
-
-    Args:
-        handler: The reader of the reports.
-    """
+    """Whether all reports of a job through Dagster Pipes were read, which is not public."""
     return handler.received_closed_message
 
 
-# Executors and their assets
-
-
-def orchestrated_by(plan_context: PlanOrchestrationContext, executor: dg.Executor) -> PlanOrchestrationContext:
-    """Return the context of a run for an inner executor.
-
-    An executor may look for itself there, as ``plan_context.executor``. There is no public way to set it.
-
-    Args:
-        plan_context: The context that the outer executor was given.
-        executor: The executor that runs the steps.
-    """
-    return type(plan_context)(
-        plan_context.plan_data,
-        plan_context.log,
-        executor,
-        plan_context.output_capture,
-        plan_context.resume_from_failure,
-    )
+# Assets of runs
 
 
 def materialized_by(
@@ -668,11 +544,6 @@ def materialized_by(
     """Return the assets that some steps of a run materialized, once for each partition.
 
     Public is ``fetch_materializations``, by asset and not by run.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run, under way or over.
-        steps: The keys of the steps.
     """
     made: dict[tuple[dg.AssetKey, str | None], None] = {}
     for event in run_events(instance, run.run_id, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
@@ -691,12 +562,6 @@ def observe(
 
     Dagster has a public way for observations that belong to no run only (``report_runless_asset_event``). Events of a
     run are written by ``report_dagster_event``, which the daemon and the launchers use as well.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run, under way or over.
-        assets: Their keys and partitions.
-        metadata: By key.
     """
     for key, partition in assets:
         observation = dg.AssetObservation(key, metadata=metadata, partition=partition)

@@ -31,8 +31,7 @@ from sqs_lease.dagster.metadata import (
     RECEIVED,
     UNSAFE,
     UNSETTLED,
-    lease_metadata,
-    work_metadata,
+    LeaseNumbers,
 )
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
@@ -146,9 +145,9 @@ def sqs_lease_check_result(
     """
     _check_limit("max_failed", max_failed)
     is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
-    counts = _counts(lease_metadata(batch))
+    counts = _counts(LeaseNumbers.of(batch).metadata())
     if isinstance(batch, RunBatch):
-        counts = _counts(work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
+        counts = _counts(LeaseNumbers.of_work(batch, len(batch.failed())).metadata())
     elif isinstance(batch, RecordingBatch) and is_open:
         # Held messages are settled when the step has ended; until then, failures are only noted.
         counts |= {UNSETTLED: 0, FAILED: batch.count_failed()}

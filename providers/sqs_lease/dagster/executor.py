@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
+from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
@@ -35,15 +35,20 @@ from sqs_lease.dagster._internals import (
     add_run_tags,
     awaited_steps,
     executor_events,
-    materialized_by,
-    observe,
-    orchestrated_by,
     parts_left_out,
     run_events,
 )
-from sqs_lease.dagster.metadata import lease_metadata, lease_summary, left_metadata
-from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.metadata import LeaseNumbers, observe_outcome
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, block_of, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
+from sqs_lease.dagster.run_batch.batch_of_run import (
+    BATCH_TAG,
+    HANDOFF_SECONDS,
+    passed_on_batch_of,
+    routed_batch_of,
+    write_leases,
+    write_worker,
+)
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
@@ -52,19 +57,9 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_id,
     run_batch_path,
 )
-from sqs_lease.dagster.run_batch.leased_batch import BATCH_TAG, working_on
-from sqs_lease.dagster.run_batch.routed import (
-    HANDOFF_SECONDS,
-    RoutedBatch,
-    passed_on_batch_of,
-    routed_batch_of,
-    write_leases,
-)
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
-from sqs_lease.keeper.session import LeaseSettings, SettlementError
-from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.validation import check_whole_number
+from sqs_lease.keeper.session import SettlementError
 
 if TYPE_CHECKING:
     from sqs_lease.dagster._internals import (
@@ -86,18 +81,8 @@ class ResumedRunError(dg.DagsterError):
     """Error for a run that executes only a part of the work, so it must not receive; the text has the remedy."""
 
 
-_RUN_STEPS_ELSEWHERE: Final = frozenset(
-    {
-        "dagster_aws",
-        "dagster_celery",
-        "dagster_celery_docker",
-        "dagster_celery_k8s",
-        "dagster_dask",
-        "dagster_docker",
-        "dagster_k8s",
-    }
-)
-"""Dagster's libraries of executors that run steps in containers or on other machines."""
+_STOCK: Final = (dg.multiprocess_executor, dg.in_process_executor, dg.multi_or_in_process_executor)
+"""The executors that run the steps in the run worker, or in processes that it starts and ends."""
 
 
 def sqs_lease_executor(
@@ -110,8 +95,7 @@ def sqs_lease_executor(
     policy: RenewalPolicy | str | None = None,
     visibility: Duration | None = None,
     on_failure: OnFailure | None = None,
-    around: dg.ExecutorDefinition | dg.Executor | None = None,
-    max_concurrent: int | None = None,
+    around: dg.ExecutorDefinition = dg.multiprocess_executor,
 ) -> dg.ExecutorDefinition:
     """Make an executor that holds one batch of messages over a whole run, while another executor runs the steps.
 
@@ -138,13 +122,14 @@ def sqs_lease_executor(
     Without messages the steps run with an empty batch.
 
     By default each step runs in a process of its own on the run worker's machine, as Dagster's
-    ``multiprocess_executor`` has it. ``around`` is the executor that runs the steps instead: ``in_process_executor``,
-    ``multi_or_in_process_executor``, or one of your own that runs them in the run worker. The configuration of a run,
-    the requirements and the retries are those of that executor.
+    ``multiprocess_executor`` has it. ``around`` is the executor that runs the steps instead: ``in_process_executor`` or
+    ``multi_or_in_process_executor``. The configuration of a run, the requirements and the retries are those of that
+    executor.
 
-    Steps on Kubernetes, ECS, Docker, Celery or Dask do not take part in the batch of a run: they would not be ended
-    before others receive their messages. Give the job the executor that runs them there, without this one, and lease in
-    each step; ``queue.lease(context)`` then receives, holds and settles in the process of the step.
+    Steps of other executors, as on Kubernetes, ECS, Docker, Celery or Dask, do not take part in the batch of a run:
+    they would not be ended before others receive their messages. Give the job the executor that runs them there,
+    without this one, and lease in each step; ``queue.lease(context)`` then receives, holds and settles in the process
+    of the step.
 
     Args:
         queue: The queue. An ``EnvVar`` is read in the run worker.
@@ -158,15 +143,12 @@ def sqs_lease_executor(
         visibility: The visibility timeout to receive with, 1 s to 12 hours; the queue's own by default.
         on_failure: The rule for failed messages: a rule such as ``dead_letter()``, its name, or a mapping such as
             ``{"kind": "backoff", "initial": 30}``; visible again at once by default.
-        around: The executor that runs the steps; ``multiprocess_executor`` by default. Configure it itself:
-            ``around=dg.in_process_executor.configured({...})``.
-        max_concurrent: How many steps run at once, unless the run's configuration has it; by default the number of
-            processors. Not with ``around``, which has settings of its own.
+        around: The executor that runs the steps. Configure it itself:
+            ``around=dg.multiprocess_executor.configured({"max_concurrent": 2})``.
 
     Raises:
         TypeError: ``queue``, ``workspace`` or ``around`` is of another type.
-        ValueError: An argument is out of range, ``max_concurrent`` is given with ``around``, or ``around`` runs steps
-            in containers or on other machines.
+        ValueError: An argument is out of range, or ``around`` is not one of these three executors of Dagster.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
     check_queue_resource(queue, "sqs_lease_executor")
@@ -180,60 +162,38 @@ def sqs_lease_executor(
         visibility=visibility,
         on_failure=failure_rule(on_failure),
     )
-    if max_concurrent is not None:
-        check_whole_number(max_concurrent, "max_concurrent", 1, 10_000, "sqs_lease_executor")
-    inner = _inner(around, max_concurrent)
+    _check_around(around)
     leasing = _Leasing(queue, workspace, options)
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
-        config = dict(context.executor_config)
-        if max_concurrent is not None and not config.get("max_concurrent"):
-            config["max_concurrent"] = max_concurrent
-        make = inner.executor_creation_fn
+        make = around.executor_creation_fn
         if make is None:
-            raise RuntimeError(f"The executor {inner.name!r}, which is to run the steps, cannot be made")
-        steps = make(dg.InitExecutorContext(context.job, inner, config, context.instance))
+            raise RuntimeError(f"The executor {around.name!r}, which is to run the steps, cannot be made")
+        steps = make(dg.InitExecutorContext(context.job, around, context.executor_config, context.instance))
         return LeaseExecutor(steps, leasing)
 
     return dg.ExecutorDefinition(
         name="sqs_lease",
         # Dagster also takes a schema in its own form; the annotation lacks it.
-        config_schema=cast("Any", inner.config_schema),
-        requirements=inner.get_requirements,
+        config_schema=cast("Any", around.config_schema),
+        requirements=around.get_requirements,
         executor_creation_fn=create,
-        description=f"Holds one batch of SQS messages over the run; {inner.name} runs the steps.",
+        description=f"Holds one batch of SQS messages over the run; {around.name} runs the steps.",
     )
 
 
-def _inner(around: object, max_concurrent: int | None) -> dg.ExecutorDefinition:
-    """Return the executor that runs the steps."""
-    if around is None:
-        return dg.multiprocess_executor
-    if isinstance(around, dg.Executor):
-        around = dg.ExecutorDefinition.hardcoded_executor(around)
+def _check_around(around: object) -> None:
+    """Refuse executors that may run steps where the run worker cannot end them, before a run receives in vain."""
     if not isinstance(around, dg.ExecutorDefinition):
-        raise TypeError(f"around of sqs_lease_executor must be a Dagster executor, not {around!r}")
-    _refuse_steps_elsewhere(around)
-    if max_concurrent is not None:
+        raise TypeError(f"around of sqs_lease_executor must be the definition of an executor, not {around!r}")
+    # One that was configured has the function of the original.
+    if around.executor_creation_fn not in {each.executor_creation_fn for each in _STOCK}:
         raise ValueError(
-            "sqs_lease_executor takes no max_concurrent with around: configure that executor, for example "
-            'around=dg.multiprocess_executor.configured({"max_concurrent": 2})'
-        )
-    return around
-
-
-def _refuse_steps_elsewhere(around: dg.ExecutorDefinition) -> None:
-    """Refuse an executor that is known to run steps elsewhere, before a run receives messages in vain.
-
-    Third-party launchers cannot be recognized here: ``lease()`` refuses the batch to their steps.
-    """
-    made_in = getattr(around.executor_creation_fn, "__module__", "")
-    if made_in.partition(".")[0] in _RUN_STEPS_ELSEWHERE:
-        raise ValueError(
-            f"sqs_lease_executor does not hold messages for steps that {around.name!r} of {made_in} runs: they are in "
-            "containers or on other machines than the run worker, so they would not be ended before others receive "
-            "their messages. Give the job that executor itself (executor_def=), without sqs_lease_executor, and lease "
-            "in each step: queue.lease(context) then receives, holds and settles in the process of the step"
+            f"sqs_lease_executor does not hold messages for steps that {around.name!r} runs: around must be "
+            "dg.multiprocess_executor, dg.in_process_executor or dg.multi_or_in_process_executor, whose steps the run "
+            "worker can end before others receive their messages. Give the job that executor itself (executor_def=), "
+            "without sqs_lease_executor, and lease in each step: queue.lease(context) then receives, holds and settles "
+            "in the process of the step"
         )
 
 
@@ -244,13 +204,6 @@ class _Leasing:
     queue: SqsQueueResource
     workspace: str
     options: LeaseOptions
-
-    def block(self, queue: SqsQueueResource, taken: RoutedBatch | None) -> LeaseBlock:
-        """Make the block that receives a batch, or takes up one that was passed on, and holds it."""
-        queue.refuse_without_dead_letter_queue(self.options.on_failure)
-        adopts = None if taken is None else taken.take_up()
-        settings = LeaseSettings(queue=queue.queue, options=self.options, adopts=adopts)
-        return lease_block(settings, client=queue.client())
 
 
 class LeaseExecutor(dg.Executor):
@@ -291,27 +244,25 @@ class LeaseExecutor(dg.Executor):
         remove_left_over(leasing.workspace)
         uri = run_batch_path(leasing.workspace, run.run_id)
         folder = BatchFolder(uri)
-        inner_context = orchestrated_by(plan_context, self._steps)
         ended_by: BaseException | None = None
         is_passed_on = False
         with ExitStack() as leaving:
-            leaving.enter_context(working_on(run.run_id))
-            leaving.callback(lambda: None if is_passed_on else _remove(folder))
+            leaving.callback(lambda: None if is_passed_on else folder.discard())
             # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
-                block = leasing.block(queue, taken)
+                block = block_of(queue, leasing.options, passed_on=taken)
                 batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
             try:
                 _store(batch, run_batch_id(run.run_id), folder)
                 if taken is not None:
-                    taken.remove()
+                    taken.folder.discard()
                 add_run_tags(instance, run.run_id, {BATCH_TAG: uri})
                 received = f"Received {len(batch)} messages of {batch.queue_url} for the steps: {uri}"
                 yield from executor_events(plan_context, received)
                 try:
-                    for event in self._steps.execute(inner_context, execution_plan):
+                    for event in self._steps.execute(plan_context, execution_plan):
                         ends.see(event)
                         yield event
                 except Exception as error:  # noqa: BLE001 - raised when the messages are settled
@@ -322,7 +273,8 @@ class LeaseExecutor(dg.Executor):
                     batch.release(batch)
                 else:
                     repeated = _repetition(ends, plan_context)
-                    is_whole = _is_whole(ends, execution_plan, plan_context, ended_by)
+                    # Steps may be missing if the executor failed, or raised the exception of a failed step.
+                    is_whole = ended_by is None
                     held = _settle(batch, ends, folder, plan_context, is_whole=is_whole, repeated=repeated)
                     passes_on = repeated is Repetition.YES or (repeated is Repetition.UNKNOWN and taken is not None)
                     if held and passes_on:
@@ -339,8 +291,9 @@ class LeaseExecutor(dg.Executor):
                     raise
                 ended_by = error
             steps = ends.ends().keys() & _names(folder)
-        _observe(plan_context, steps, batch, queue)
-        yield from executor_events(plan_context, lease_summary(batch), lease_metadata(batch))
+        numbers = LeaseNumbers.of(batch)
+        observe_outcome(instance, run, steps, numbers, queue.attributes)
+        yield from executor_events(plan_context, numbers.summary(), numbers.metadata())
         if ended_by is not None:
             raise ended_by
 
@@ -392,33 +345,13 @@ def _refuse_part_of_the_job(run: dg.DagsterRun, parts: JobParts, queue: str) -> 
 def _store(batch: OwnLeasedBatch, batch_id: str, folder: BatchFolder) -> None:
     try:
         folder.create(batch_id=batch_id, queue_url=batch.queue_url, messages=list(batch))
+        write_worker(folder)
     except Exception as error:
         raise BatchFolderError(
             f"{len(batch)} messages of {batch.queue_url} cannot be stored for the steps at {folder} "
             f"({type(error).__name__}: {error}), and are given back. Check the executor's workspace: that run workers "
             "may write there"
         ) from error
-
-
-def _is_whole(
-    ends: StepEnds, plan: ExecutionPlan, plan_context: PlanOrchestrationContext, ended_by: BaseException | None
-) -> bool:
-    """Whether every step ended, or could not run because of one that failed."""
-    planned = plan.step_keys_to_execute
-    if ended_by is not None:
-        # An executor may raise the exception of a failed step. It may not have reached each dynamic output then.
-        return ends.has_failures() and not any("[" in key for key in planned) and not ends.unfinished(planned)
-    if ends.unfinished(planned):
-        # Executors do not yield all skipped steps; the run's log has them.
-        skipped = {dg.DagsterEventType.STEP_SKIPPED}
-        for event in run_events(plan_context.instance, plan_context.dagster_run.run_id, skipped):
-            ends.see(event)
-    unfinished = ends.unfinished(planned)
-    if unfinished:
-        plan_context.log.error(
-            "The executor of the steps ended before %s did: the messages are given back", ", ".join(sorted(unfinished))
-        )
-    return not unfinished
 
 
 def _repetition(ends: StepEnds, plan_context: PlanOrchestrationContext) -> Repetition:
@@ -521,27 +454,3 @@ def _names(folder: BatchFolder) -> set[str]:
         return set(folder.pieces())
     except (BatchFolderError, OSError):
         return set()
-
-
-def _observe(
-    plan_context: PlanOrchestrationContext, steps: Collection[str], batch: LeasedBatch, queue: SqsQueueResource
-) -> None:
-    """Add the outcome of the messages to the assets of the steps that worked on them."""
-    instance, run = plan_context.instance, plan_context.dagster_run
-    assets = materialized_by(instance, run, steps)
-    if not assets:
-        return
-    try:
-        left = left_metadata(queue.attributes())
-    except SqsError as error:
-        # The messages are settled; the run must not fail because the rest of the queue cannot be counted.
-        plan_context.log.warning("The messages left in the queue cannot be counted: %s", error)
-        left = {}
-    observe(instance, run, assets, {**lease_metadata(batch), **left})
-
-
-def _remove(folder: BatchFolder) -> None:
-    try:
-        folder.remove()
-    except OSError as error:
-        logger.warning("%s cannot be removed (%s: %s)", folder, type(error).__name__, error)

@@ -1,18 +1,23 @@
-"""Metadata of leases for materializations: numbers, which Dagster plots over time."""
+"""Metadata of leases for people: counts that are not 0, which Dagster plots over time, and one row for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.keeper.batch import Batch
+from sqs_lease.dagster._internals import materialized_by, observe
 from sqs_lease.sqs.console import console_link
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
+
+logger = logging.getLogger(__name__)
 
 PREFIX: Final = "sqs/"
 RECEIVED: Final = f"{PREFIX}received"
@@ -40,65 +45,118 @@ HELD: Final = f"{PREFIX}held"
 """How many messages a lease began to hold. If the lease has no end, its process was killed."""
 
 QUEUE: Final = f"{PREFIX}queue"
+"""The row for the rest: the queue, and numbers that no plot needs."""
 
 CONSOLE: Final = f"{PREFIX}console"
 """The link to the queue in the AWS console."""
 
 _OLDEST_AGE: Final = f"{PREFIX}oldest_age_seconds"
 
-
-def work_metadata(messages: Collection[Message], queue_url: str, failed: int) -> dict[str, dg.MetadataValue]:
-    """Describe a step's work on a batch that another process holds, and settles later.
-
-    Args:
-        messages: The messages of the batch.
-        queue_url: The queue.
-        failed: How many of them the step failed.
-
-    Returns:
-        By key: ``sqs/received``, ``sqs/failed`` unless it is 0, ``sqs/oldest_age_seconds``, ``sqs/queue``,
-        ``sqs/console``.
-    """
-    return {
-        **_counts({"received": len(messages), "failed": failed}),
-        **_age(messages),
-        **_queue(queue_url),
-    }
-
-
-def _queue(queue_url: str) -> dict[str, dg.MetadataValue]:
-    link = console_link(queue_url)
-    return {QUEUE: dg.MetadataValue.text(queue_url)} | ({CONSOLE: dg.MetadataValue.url(link)} if link else {})
-
-
-def _age(messages: Iterable[Message]) -> dict[str, dg.MetadataValue]:
-    sent = [message.sent_at for message in messages if message.sent_at is not None]
-    if not sent:
-        return {}
-    age = datetime.now(UTC) - min(sent)
-    return {_OLDEST_AGE: dg.MetadataValue.float(round(age.total_seconds(), 3))}
-
-
 _ALWAYS: Final = ("received", "deleted")
 """The counts that are shown even if they are 0."""
 
 
-def _counts(numbers: Mapping[str, int]) -> dict[str, dg.MetadataValue]:
-    shown = {name: number for name, number in numbers.items() if number or name in _ALWAYS}
-    return {f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in shown.items()}
+@dataclass(frozen=True, slots=True)
+class LeaseNumbers:
+    """The numbers of one lease, or of several leases of one step together.
 
-
-def left_metadata(queue: QueueAttributes) -> dict[str, dg.MetadataValue]:
-    """Count the rest of a queue: ``sqs/left_visible``, ``sqs/left_in_flight``, ``sqs/left_delayed``, unless 0.
-
-    Args:
-        queue: The queue's attributes now; the counts are approximate.
+    Attributes:
+        counts: Counts of messages, extensions and calls, by name.
+        sent_at: When the oldest message was sent; None if that is not known.
+        queue_urls: The queues, each once.
     """
-    numbers = {"left_visible": queue.visible, "left_in_flight": queue.in_flight, "left_delayed": queue.delayed}
-    return _counts(numbers)
+
+    counts: Mapping[str, int]
+    sent_at: datetime | None
+    queue_urls: tuple[str, ...]
+
+    @classmethod
+    def of_work(cls, batch: LeasedBatch, failed: int) -> LeaseNumbers:
+        """Describe a step's work on a batch that is settled later.
+
+        Args:
+            batch: The batch.
+            failed: How many of its messages the step failed.
+        """
+        return cls({"received": len(batch), "failed": failed}, _oldest(batch), (batch.queue_url,))
+
+    @classmethod
+    def of(cls, batch: LeasedBatch) -> LeaseNumbers:
+        """Describe the outcome of a batch, when everything is settled."""
+        report = batch.report()
+        counts = {
+            "received": report.received,
+            "deleted": report.deleted,
+            "released": report.released,
+            "dead_lettered": report.dead_lettered,
+            "expired": report.expired,
+            "lost": report.lost,
+            "uncertain": report.uncertain,
+            "unsettled": report.failed + report.held,
+            "failed": report.released + report.dead_lettered + report.expired,
+            "late": report.late,
+            "extensions": report.extensions,
+            "extension_calls": report.extension_calls,
+        }
+        return cls(counts, _oldest(batch), (batch.queue_url,))
+
+    def __add__(self, other: LeaseNumbers) -> LeaseNumbers:
+        names = dict.fromkeys((*self.counts, *other.counts))
+        return LeaseNumbers(
+            {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in names},
+            min((each for each in (self.sent_at, other.sent_at) if each is not None), default=None),
+            tuple(dict.fromkeys((*self.queue_urls, *other.queue_urls))),
+        )
+
+    def metadata(self, left: QueueAttributes | None = None) -> dict[str, dg.MetadataValue]:
+        """Return them for people: see :func:`lease_metadata`.
+
+        Args:
+            left: The queue's attributes now, if the rest of the queue is to be shown; its counts are approximate.
+        """
+        counts = dict(self.counts)
+        rest = [", ".join(self.queue_urls)]
+        if calls := counts.pop("extension_calls", 0):
+            rest.append(f"{calls} calls that extended leases")
+        if left is not None:
+            counts["left_visible"] = left.visible
+            others = {"in flight": left.in_flight, "delayed": left.delayed}
+            rest += [f"{number} left {what}" for what, number in others.items() if number]
+        shown = {name: number for name, number in counts.items() if number or name in _ALWAYS}
+        metadata: dict[str, dg.MetadataValue] = {
+            f"{PREFIX}{name}": dg.MetadataValue.int(number) for name, number in shown.items()
+        }
+        if self.sent_at is not None:
+            age = datetime.now(UTC) - self.sent_at
+            metadata[_OLDEST_AGE] = dg.MetadataValue.float(round(age.total_seconds(), 3))
+        metadata[QUEUE] = dg.MetadataValue.text("; ".join(rest))
+        if link := console_link(self.queue_urls[-1]):
+            metadata[CONSOLE] = dg.MetadataValue.url(link)
+        return metadata
+
+    def summary(self) -> str:
+        """Return the outcome of a batch as one line, for logs."""
+        parts = {
+            "deleted": "deleted",
+            "released": "given back",
+            "dead_lettered": "dead-lettered",
+            "expired": "left to expire",
+            "lost": "lost to others",
+            "uncertain": "deleted after their leases had ended",
+            "unsettled": "not settled",
+        }
+        said = ", ".join(f"{number} {what}" for name, what in parts.items() if (number := self.counts[name]))
+        return (
+            f"Of {self.counts['received']} messages of {', '.join(self.queue_urls)}: {said or 'nothing to settle'}; "
+            f"{self.counts['extensions']} extensions in {self.counts['extension_calls']} calls"
+        )
 
 
-def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
+def _oldest(messages: Iterable[Message]) -> datetime | None:
+    return min((message.sent_at for message in messages if message.sent_at is not None), default=None)
+
+
+def lease_metadata(batch: LeasedBatch) -> dict[str, dg.MetadataValue]:
     """Describe the outcome of a batch.
 
     Args:
@@ -109,70 +167,37 @@ def lease_metadata(batch: LeasedBatch | Batch) -> dict[str, dg.MetadataValue]:
         ``sqs/released``, ``sqs/dead_lettered``, ``sqs/expired``, ``sqs/lost`` (another consumer may have received it),
         ``sqs/uncertain`` (deleted after its lease had ended: another consumer may have received it all the same),
         ``sqs/unsettled`` (the service did not confirm it: it comes back); ``sqs/failed`` (released, dead-lettered and
-        expired); ``sqs/extensions`` (confirmed, counted per message), ``sqs/extension_calls``, ``sqs/late`` (deadlines
-        that passed before an extension was confirmed); ``sqs/oldest_age_seconds`` (of the oldest message, since it was
-        sent); ``sqs/queue``, and ``sqs/console``, a link to it, if it is on AWS.
+        expired); ``sqs/late`` (deadlines that passed before an extension was confirmed); ``sqs/extensions``
+        (confirmed, counted per message). ``sqs/oldest_age_seconds`` is the age of the oldest message, since it was
+        sent. One row has the rest as a text: ``sqs/queue``, the queue and the number of calls that extended leases.
+        ``sqs/console`` is a link to the queue, if it is on AWS.
     """
-    report = batch.report()
-    numbers: dict[str, int] = {
-        "received": report.received,
-        "deleted": report.deleted,
-        "released": report.released,
-        "dead_lettered": report.dead_lettered,
-        "expired": report.expired,
-        "lost": report.lost,
-        "uncertain": report.uncertain,
-        "unsettled": report.failed + report.held,
-        "failed": report.released + report.dead_lettered + report.expired,
-        "extensions": report.extensions,
-        "extension_calls": report.extension_calls,
-        "late": report.late,
-    }
-    metadata = _counts(numbers)
-    messages = batch.messages() if isinstance(batch, Batch) else batch
-    return {**metadata, **_age(messages), **_queue(batch.queue_url)}
+    return LeaseNumbers.of(batch).metadata()
 
 
-def lease_summary(batch: LeasedBatch | Batch) -> str:
-    """Return the outcome of a batch as one line, for logs; after its block, so that everything is settled."""
-    report = batch.report()
-    parts = {
-        "deleted": report.deleted,
-        "given back": report.released,
-        "dead-lettered": report.dead_lettered,
-        "left to expire": report.expired,
-        "lost to others": report.lost,
-        "deleted after their leases had ended": report.uncertain,
-        "not settled": report.failed + report.held,
-    }
-    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number) or "nothing to settle"
-    return (
-        f"Of {report.received} messages of {batch.queue_url}: {said}; "
-        f"{report.extensions} extensions in {report.extension_calls} calls"
-    )
-
-
-def combined_metadata(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
-    """Describe several leases of one step together.
+def observe_outcome(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    steps: Collection[str],
+    numbers: LeaseNumbers,
+    attributes: Callable[[], QueueAttributes],
+) -> None:
+    """Add the outcome of messages to the assets that some steps of a run materialized.
 
     Args:
-        earlier: The step's metadata so far; only keys of leases are used.
-        later: The result of :func:`lease_metadata` for one more lease.
-
-    Returns:
-        The sums of the counts, and the greatest age.
+        instance: The instance that has the run.
+        run: The run.
+        steps: The keys of the steps.
+        numbers: The outcome.
+        attributes: Reads the attributes of the queue, for the rest of it.
     """
-    if QUEUE not in earlier:
-        return dict(later)
-    metadata: dict[str, dg.MetadataValue] = {key: each for key, each in earlier.items() if key.startswith(PREFIX)}
-    metadata |= later
-    for key in earlier.keys() & later.keys():
-        before, now = earlier[key].value, later[key].value
-        if key == QUEUE:
-            queues = before.split(", ")
-            metadata[key] = dg.MetadataValue.text(before if now in queues else f"{before}, {now}")
-        elif key == _OLDEST_AGE:
-            metadata[key] = dg.MetadataValue.float(max(before, now))
-        elif key.startswith(PREFIX) and key != CONSOLE:
-            metadata[key] = dg.MetadataValue.int(before + now)
-    return metadata
+    assets = materialized_by(instance, run, steps)
+    if not assets:
+        return
+    left: QueueAttributes | None = None
+    try:
+        left = attributes()
+    except SqsError as error:
+        # The messages are settled; the work must not fail because the rest of the queue cannot be counted.
+        logger.warning("The messages left in the queue cannot be counted: %s", error)
+    observe(instance, run, assets, numbers.metadata(left))

@@ -6,12 +6,12 @@ Errors about the access to a queue have a remedy in Dagster's words: the setting
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dagster as dg
 from pydantic import Field
@@ -20,12 +20,13 @@ from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_bl
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.core.specs import OnFailure, resolve_failure_rule
+from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import Context
-from sqs_lease.dagster.retries import may_dead_letter
-from sqs_lease.dagster.run_batch.leased_batch import HeldBatch, batch_of_run, joined
-from sqs_lease.dagster.run_batch.routed import RoutedBatch, routed_batch
-from sqs_lease.dagster.step_lease import RecordingBatch, StepEnd, StepLease, step_end
+from sqs_lease.dagster.metadata import LeaseNumbers
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, failure_rule, may_dead_letter
+from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run
+from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.dagster.step_lease import RecordingBatch, StepLease, lease_made
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
@@ -122,20 +123,6 @@ def access_to(resource: object) -> Iterator[None]:
             raise
         # The cause is the client's error; the general error would only repeat the text.
         raise told from error.__cause__
-
-
-_OpensLease: TypeAlias = "Callable[[], AbstractContextManager[LeasedBatch]]"
-
-
-class LeaseArguments(TypedDict, total=False):
-    """The arguments of :meth:`SqsQueueResource.lease`, apart from the context."""
-
-    max_messages: int
-    wait: Duration
-    linger: Duration
-    policy: RenewalPolicy | str | None
-    visibility: Duration | None
-    on_failure: OnFailure | None
 
 
 class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -322,7 +309,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
         - ``RuntimeError`` if the step has 100 open leases.
         """
-        arguments: LeaseArguments = {
+        arguments = {
             "max_messages": max_messages,
             "wait": wait,
             "linger": linger,
@@ -333,60 +320,43 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         _check_context(context)
         self._refuse_no_queue()
         queue_reference(self.queue)
-        options = lease_options(self.queue, arguments)
-        held = batch_of_run(context, self.queue)
-        given = _given(arguments)
-        routed = routed_batch(context, self.queue) if held is None else None
-        inner = (
-            self._received(context, options, on_failure, routed)
-            if held is None
-            else lambda: self._joined(context, held, given)
+        options = LeaseOptions.of(
+            max_messages=max_messages,
+            wait=wait,
+            linger=linger,
+            policy=policy,
+            visibility=visibility,
+            on_failure=failure_rule(on_failure),
         )
-        return QueueLease(inner, self, step_end(context))
-
-    def _received(
-        self, context: Context, options: LeaseOptions, on_failure: OnFailure | None, routed: RoutedBatch | None
-    ) -> _OpensLease:
-        end = step_end(context)
-
-        def block(rule: FailureRule, batch: type[OwnLeasedBatch]) -> LeaseBlock:
-            adopts = None if routed is None else routed.take_up()
-            settings = LeaseSettings(queue=self.queue, options=replace(options, on_failure=rule), adopts=adopts)
-            return lease_block(settings, client=self.client(), batch=batch)
-
-        def opened() -> AbstractContextManager[LeasedBatch]:
-            self.refuse_without_dead_letter_queue(options.on_failure)
-            if end is None:
-                return block(options.on_failure, OwnLeasedBatch)
-            return StepLease(end, lambda rule: block(rule, RecordingBatch), self.attributes, on_failure, routed)
-
-        return opened
-
-    @contextmanager
-    def _joined(self, context: Context, held: HeldBatch, given: Collection[str]) -> Iterator[LeasedBatch]:
-        with joined(context, held) as batch:
-            context.log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
-            if given:
-                context.log.info("The run's executor holds this batch: %s of this lease do not apply", ", ".join(given))
-            yield batch
+        return QueueLease(self, context, options, batch_of_run(context, self.queue), _given(arguments))
 
 
 class QueueLease(AbstractContextManager[LeasedBatch]):
     """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
 
     Args:
-        opened: Makes the lease that is entered.
-        resource: The queue, for errors.
-        end: The end of the step, which fails if this was not entered; None without a step.
+        resource: The queue.
+        context: The context of the op or asset.
+        options: The options of the lease.
+        found: The batch that was received for the run; None to receive.
+        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
     """
 
-    def __init__(self, opened: _OpensLease, resource: SqsQueueResource, end: StepEnd | None) -> None:
-        self._opened = opened
+    def __init__(
+        self,
+        resource: SqsQueueResource,
+        context: Context,
+        options: LeaseOptions,
+        found: HeldBatch | RoutedBatch | None,
+        given: Sequence[str],
+    ) -> None:
         self._resource = resource
-        self._end = end
+        self._context = context
+        self._options = options
+        self._found = found
+        self._given = given
+        self._end = lease_made(context)
         self._entered: AbstractContextManager[LeasedBatch] | None = None
-        if end is not None:
-            end.made()
 
     def __enter__(self) -> LeasedBatch:
         if self._entered is not None:
@@ -396,6 +366,31 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         with access_to(self._resource):
             self._entered = self._opened()
             return self._entered.__enter__()
+
+    def _opened(self) -> AbstractContextManager[LeasedBatch]:
+        if isinstance(self._found, HeldBatch):
+            return self._joined(self._found)
+        if self._end is None:
+            return block_of(self._resource, self._options)
+        rule = ReleaseWhileRetrying(self._options.on_failure)
+        options = replace(self._options, on_failure=rule)
+        routed = None if self._found is None else self._end.still_left(self._found)
+        block = block_of(self._resource, options, passed_on=routed, batch=RecordingBatch)
+        held = None if routed is None or routed.is_taken else routed
+        return StepLease(self._end, rule, block, self._resource.attributes, held)
+
+    @contextmanager
+    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
+        log = self._context.log
+        with joined(self._context, held) as batch:
+            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
+            if self._given:
+                given = ", ".join(self._given)
+                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
+            yield batch
+        if self._end is not None:
+            # The outcome of the messages is known later: their holder adds it to the assets of the run.
+            self._end.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -438,22 +433,30 @@ def check_queue_resource(queue: object, owner: str) -> None:
         )
 
 
-def lease_options(queue: str, arguments: LeaseArguments) -> LeaseOptions:
-    """Check arguments of :meth:`SqsQueueResource.lease` when they are given, and fill in the defaults.
+def block_of(
+    resource: SqsQueueResource,
+    options: LeaseOptions,
+    *,
+    passed_on: RoutedBatch | None = None,
+    batch: type[OwnLeasedBatch] | None = None,
+) -> LeaseBlock:
+    """Return the block of a lease: it receives, or takes up a batch that was passed on.
 
     Args:
-        queue: The queue, for errors.
-        arguments: The arguments.
+        resource: The queue.
+        options: The options of the lease.
+        passed_on: The batch to take up.
+        batch: The class of the batch, see :func:`lease_block <sqs_lease.blocking.lease_block>`.
 
     Raises:
-        TypeError: One is unknown, or of another type.
-        ValueError: One is out of range.
+        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
+        BatchFolderError: The batch is gone, or the run came too late.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
     """
-    if unknown := sorted(arguments.keys() - LeaseArguments.__annotations__.keys()):
-        raise TypeError(f"a lease of {queue!r} takes no argument {', '.join(map(repr, unknown))}")
-    options: dict[str, Any] = {**arguments}
-    on_failure = resolve_failure_rule(options.pop("on_failure", None))
-    return LeaseOptions.of(**options, on_failure=on_failure)
+    resource.refuse_without_dead_letter_queue(options.on_failure)
+    client = resource.client()
+    adopts = None if passed_on is None else passed_on.take_up()
+    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
 
 
 def _check_context(context: object) -> None:
@@ -464,7 +467,7 @@ def _check_context(context: object) -> None:
         )
 
 
-def _given(arguments: LeaseArguments) -> list[str]:
+def _given(arguments: Mapping[str, object]) -> list[str]:
     """Return the names of arguments of :meth:`SqsQueueResource.lease` that differ from the defaults."""
     parameters = inspect.signature(SqsQueueResource.lease).parameters
     return [name for name, value in arguments.items() if value != parameters[name].default]

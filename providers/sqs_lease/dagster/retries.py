@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from threading import Event
@@ -106,7 +106,7 @@ class ReleaseWhileRetrying(FailureRule):
     """
 
     last: FailureRule
-    is_tried_again: Event
+    is_tried_again: Event = field(default_factory=Event)
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
         """Settle by the rule of the last attempt."""
@@ -173,7 +173,7 @@ def may_dead_letter(rule: FailureRule) -> bool:
             return True
         case ByExceptionRule(rules=rules, otherwise=otherwise):
             return any(map(may_dead_letter, (otherwise, *(each for _, each in rules))))
-        case NoDeadLetterForJobErrors(rule=inner):
+        case NoDeadLetterForJobErrors(rule=inner) | ReleaseWhileRetrying(last=inner):
             return may_dead_letter(inner)
         case _:
             return False

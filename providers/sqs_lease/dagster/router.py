@@ -2,7 +2,8 @@
 
 One evaluation does all of it, and keeps no state. It receives for some seconds, and calls the user's functions to find
 the run of each message. It writes the messages of each run down, extends them once by ``handoff_timeout``, forgets
-them, and requests the runs. The run takes them up (``run_batch/routed.py``) and is their only holder from then on.
+them, and requests the runs. The run takes them up (``run_batch/batch_of_run.py``), and is their only holder from then
+on.
 
 Why so: a thread that extends leases in the code server would die with each reload, and the run would need a protocol to
 know whether it lives. Here SQS keeps the lock: the lease itself. The cost of each failure:
@@ -72,19 +73,19 @@ from sqs_lease.dagster.dispatch import (
 )
 from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
 from sqs_lease.dagster.retries import failure_rule
-from sqs_lease.dagster.run_batch.folder import (
-    LEFT_OVER_AFTER_SECONDS,
-    BatchFolder,
-    check_workspace,
-    listed,
-)
-from sqs_lease.dagster.run_batch.routed import (
+from sqs_lease.dagster.run_batch.batch_of_run import (
     HANDOFF_SECONDS,
     ROUTED_QUEUE_TAG,
     ROUTED_TAG,
     is_over,
     read_written,
     write_leases,
+)
+from sqs_lease.dagster.run_batch.folder import (
+    LEFT_OVER_AFTER_SECONDS,
+    BatchFolder,
+    check_workspace,
+    listed,
 )
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper

@@ -13,6 +13,9 @@ the step to the listeners in the step's own process:
 | STEP_FAILURE by an interruption (the run is terminated) | visible again at once | visible again at once |
 | no event: the process was killed | visible when their last extension ends | the same |
 
+A block that has not ended when the step succeeds did not do its work, so its messages are visible again at once: a
+generator was dropped while it was suspended in the block, or a thread still works in it.
+
 A killed process may have stored its value without deleting the messages: they come again then, by at-least-once
 delivery. This was seen in process and with the multiprocess executor of Dagster 1.11.16, 1.12.0 and 1.13.27.
 
@@ -30,42 +33,30 @@ then its values are stored, and the messages that could be deleted are deleted.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from threading import Event
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
 import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
-from sqs_lease.core.failure_rules import FailureRule, Settlement
+from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
-from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
-    listen,
-    materialized_by,
-    observe,
+    listening,
     report_event,
     step_exception,
     step_key,
     warn_in_log,
 )
-from sqs_lease.dagster.metadata import (
-    HELD,
-    combined_metadata,
-    lease_metadata,
-    lease_summary,
-    left_metadata,
-    work_metadata,
-)
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, failure_rule, repetition
-from sqs_lease.dagster.run_batch.routed import HANDOFF_SECONDS, RoutedBatch
+from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
+from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch, write_leases
 from sqs_lease.keeper.session import Messages, SettlementError, ended
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
 
 logger = logging.getLogger(__name__)
@@ -147,39 +138,32 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
     Args:
         end: The end of the attempt at the step.
-        make: Makes the block of the lease for a failure rule; its batch is a :class:`RecordingBatch`.
+        rule: The rule for messages that failed.
+        block: The block of the lease, with that rule and a :class:`RecordingBatch`.
         attributes: Reads the queue's attributes.
-        on_failure: The rule for messages that failed for good.
         routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
-
-    Raises:
-        ValueError: There is no such rule, or an argument of it is out of range.
-        TypeError: ``on_failure`` is of another type, or an argument is unknown.
     """
 
     def __init__(
         self,
         end: StepEnd,
-        make: Callable[[FailureRule], LeaseBlock],
+        rule: ReleaseWhileRetrying,
+        block: LeaseBlock,
         attributes: Callable[[], QueueAttributes],
-        on_failure: OnFailure | None,
         routed: RoutedBatch | None = None,
     ) -> None:
         self.attributes = attributes
+        self.routed = routed
         self._end = end
-        self._routed = routed
         # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
         # garbage collected, which gives its messages back.
-        self._is_tried_again = Event()
-        self._make = make
-        self._rule = ReleaseWhileRetrying(failure_rule(on_failure), self._is_tried_again)
-        self._block: LeaseBlock | None = None
+        self._rule = rule
+        self._block = block
         self._batch: RecordingBatch | None = None
         self._raised: Exception | None = None
+        self._has_ended = False
 
     def __enter__(self) -> LeasedBatch:
-        self._end.refuse_too_many()
-        self._block = self._make(self._rule)
         batch = self._block.__enter__()
         if not isinstance(batch, RecordingBatch):
             raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
@@ -192,19 +176,19 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        batch, block = self._batch, self._block
-        if batch is None or block is None or not batch.is_open or isinstance(error, GeneratorExit):
+        batch = self._batch
+        if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
             # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
             return
-        block.leave()
+        self._has_ended = True
+        self._block.leave()
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
             return
         self._raised = error
         if error is None:
-            metadata = work_metadata(tuple(batch), batch.queue_url, batch.count_failed())
-            add_metadata(self._end.context, metadata, combine=combined_metadata)
-        if batch.is_decided() and self._routed is None:
+            self._end.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
+        if batch.is_decided() and self.routed is None:
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
@@ -214,33 +198,42 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             error: The exception of the step; None if it succeeded.
             is_tried_again: Whether the step is tried again, or may be.
         """
-        batch, block = self._batch, self._block
-        if batch is None or block is None or not batch.is_open:
+        batch = self._batch
+        if batch is None or not batch.is_open:
             return
         if is_tried_again:
-            self._is_tried_again.set()
+            self._rule.is_tried_again.set()
         is_interrupted = error is not None and not isinstance(error, Exception)
         ended_by = error if is_interrupted else self._raised or error
+        is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
+        if is_cut_off:
+            ended_by = GeneratorExit()
         passed_on: int | None = None
-        if is_tried_again and self._routed is not None and ended_by is not None:
-            passed_on = self._pass_on(block, self._routed, ended_by)
-        problems = block.settle(ended_by)
-        text = lease_summary(batch)
+        if is_tried_again and self.routed is not None and ended_by is not None:
+            passed_on = self._pass_on(self.routed, ended_by)
+        problems = self._block.settle(ended_by)
+        numbers = LeaseNumbers.of(batch)
+        text = numbers.summary()
         if passed_on is not None:
             text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
-        elif self._routed is not None:
-            self._routed.remove()
+        elif self.routed is not None:
+            self.routed.folder.discard()
         elif is_tried_again:
             text += "; the step is or may be tried again, so on_failure was not applied"
-        self._end.ended(self, text, lease_metadata(batch), [*batch.refused, *problems])
+        if is_cut_off:
+            text += (
+                "; the step succeeded before the end of its block, so messages that it had not settled are given back"
+            )
+            logger.warning(text)
+        self._end.ended(self, text, numbers, [*batch.refused, *problems])
 
-    def _pass_on(self, block: LeaseBlock, routed: RoutedBatch, error: BaseException) -> int | None:
+    def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:
         """Write down the held messages for the next attempt; return their number, None if that failed."""
         try:
-            written = block.pass_on(error, HANDOFF_SECONDS)
+            written = self._block.pass_on(error, HANDOFF_SECONDS)
             if written is None:
                 return None
-            routed.write(written)
+            write_leases(routed.folder, written)
         except Exception:
             # The messages come back when their leases end, and the router starts another run.
             logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
@@ -261,32 +254,29 @@ class StepEnd:
     Args:
         context: The context of the op or asset.
         key: The step's key.
+
+    Attributes:
+        not_entered: How many leases were made and not entered.
     """
 
     def __init__(self, context: Context, key: str) -> None:
         self.context = context
         self._key = key
         self._leases: list[StepLease] = []
-        self._numbers: dict[str, dg.MetadataValue] = {}
+        self._work: LeaseNumbers | None = None
+        self._numbers: LeaseNumbers | None = None
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
-        self._not_entered = 0
+        self.not_entered = 0
         self._is_over = False
 
-    def made(self) -> None:
-        """Take note that a lease was made, which must be entered by ``with``."""
-        self._not_entered += 1
-
     def entered(self) -> None:
-        """Take note that a lease was entered."""
-        self._not_entered -= 1
-
-    def refuse_too_many(self) -> None:
-        """Refuse one more lease if too many are open.
+        """Take note that a lease is entered.
 
         Raises:
             RuntimeError: :data:`MOST_OPEN` leases are open.
         """
+        self.not_entered -= 1
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
                 f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
@@ -294,26 +284,36 @@ class StepEnd:
                 "the end of the block; or lease more messages at once by max_messages"
             )
 
+    def still_left(self, routed: RoutedBatch) -> RoutedBatch:
+        """Return a batch as it is for one more lease of the step: taken, if an earlier one has it."""
+        is_taken = any(
+            each.routed is not None and each.routed.folder.path == routed.folder.path for each in self._leases
+        )
+        return replace(routed, is_taken=is_taken)
+
     def hold(self, lease: StepLease) -> None:
         """Settle a lease when the step has ended."""
         self._leases.append(lease)
 
-    def ended(
-        self, lease: StepLease, text: str, numbers: dict[str, dg.MetadataValue], problems: Sequence[Exception]
-    ) -> None:
+    def worked(self, numbers: LeaseNumbers) -> None:
+        """Add the numbers of a block that ended well to the materializations or outputs of the step."""
+        self._work = numbers if self._work is None else self._work + numbers
+        add_metadata(self.context, self._work.metadata())
+
+    def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it.
 
         Args:
             lease: The lease.
             text: The outcome of its messages, for people.
-            numbers: The same as metadata.
+            numbers: The same in numbers.
             problems: The refused settlements.
         """
         self._leases.remove(lease)
         self._problems += problems
-        self._numbers = combined_metadata(self._numbers, numbers)
+        self._numbers = numbers if self._numbers is None else self._numbers + numbers
         self._attributes = lease.attributes
-        report_event(self.context, text, numbers)
+        report_event(self.context, text, numbers.metadata())
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
         """Take an event of the run.
@@ -327,7 +327,6 @@ class StepEnd:
             return
         # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
         self._is_over = True
-        _ends.pop(self.context.op_execution_context, None)
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
         else:
@@ -337,12 +336,13 @@ class StepEnd:
     def _succeeded(self, instance: dg.DagsterInstance) -> None:
         for lease in tuple(self._leases):
             lease.settle(None, is_tried_again=False)
-        try:
-            self._observe(instance)
-        except Exception:
-            # The messages are settled; the work must not fail because they cannot be counted.
-            logger.exception("The assets of step %s have no numbers of its leases", self._key)
-        if self._not_entered:
+        if self._numbers is not None and self._attributes is not None:
+            try:
+                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
+            except Exception:
+                # The messages are settled; the work must not fail because they cannot be counted.
+                logger.exception("The assets of step %s have no numbers of its leases", self._key)
+        if self.not_entered:
             self._problems.append(
                 TypeError(
                     f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
@@ -365,42 +365,19 @@ class StepEnd:
         for problem in self._problems:
             warn_in_log(instance, entry, str(problem))
 
-    def _observe(self, instance: dg.DagsterInstance) -> None:
-        """Add the outcome of the messages to the assets of the step."""
-        assets = materialized_by(instance, self.context.run, [self._key]) if self._numbers else []
-        if not assets or self._attributes is None:
-            return
-        try:
-            left = left_metadata(self._attributes())
-        except SqsError as error:
-            logger.warning("The messages left in the queue cannot be counted: %s", error)
-            left = {}
-        observe(instance, self.context.run, assets, {**self._numbers, **left})
 
-
-_ends: Final[dict[object, StepEnd]] = {}
-"""The ends of the attempts at steps that lease in this process and have not ended, by the attempts' contexts."""
-
-
-def step_end(context: Context) -> StepEnd | None:
-    """Return the end of the attempt at a step that a context belongs to; None if its function is called directly.
+def lease_made(context: Context) -> StepEnd | None:
+    """Take note that a lease was made in a step, which must be entered by ``with``.
 
     Args:
         context: The context of the op or asset.
+
+    Returns:
+        The end of the attempt at the step; None if its function is called directly.
     """
     key = step_key(context)
     if key is None:
         return None
-    attempt = context.op_execution_context
-    end = _ends.get(attempt)
-    if end is None:
-        end = _ends[attempt] = StepEnd(context, key)
-        # A weak reference, because Dagster keeps the listener for as long as the instance, which may outlast many runs.
-        heard = weakref.ref(end)
-
-        def see(instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
-            if (living := heard()) is not None:
-                living.see(instance, entry)
-
-        listen(context, see)
+    end = listening(context, StepEnd(context, key))
+    end.not_entered += 1
     return end

@@ -225,23 +225,23 @@ class LeaseSession:
             queue.queue_url, policy=queue.policy, on_failure=options.on_failure, on_event=self._tell
         )
 
-        if (adopts := self._settings.adopts) is not None:
-            batch.adopt(*adopts)
-            self.messages = tuple(batch.messages())
-            return
-
         def hold(reception: Reception) -> None:
             batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
-        collected = await queue.receiver.collect(
-            options.max_messages, wait=options.wait_seconds, linger=options.linger_seconds, on_received=hold
-        )
+        error: Exception | None = None
+        if (adopts := self._settings.adopts) is not None:
+            batch.adopt(*adopts)
+        else:
+            collected = await queue.receiver.collect(
+                options.max_messages, wait=options.wait_seconds, linger=options.linger_seconds, on_received=hold
+            )
+            error = collected.error
         self.messages = tuple(batch.messages())
         if (received_at := batch.oldest_received_at()) is not None:
             began_at = received_at + keeper.clock.wall() - keeper.clock.now()
             await to_its_end(self._span.begin(queue.queue_url, self.messages, began_at))
-        if collected.error is not None:
-            logger.warning("Took %d messages only: %s", len(self.messages), collected.error)
+        if error is not None:
+            logger.warning("Took %d messages only: %s", len(self.messages), error)
 
     def _tell(self, event: LeaseEvent) -> None:
         if isinstance(event, Settled) and event.outcome is Outcome.FAILED:

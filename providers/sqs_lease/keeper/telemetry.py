@@ -30,8 +30,8 @@ still in development.
 The span ``process <queue>`` lasts from the receive of the first message to the settlement of the last one. It has a
 link to the trace of each message's producer: W3C trace context in the message attributes ``traceparent`` and
 ``tracestate``, or X-Ray's in the system attribute ``AWSTraceHeader``. Attributes are those of OpenTelemetry's semantic
-conventions for messaging, and ``sqs_lease.<outcome>`` with the count of each outcome. Receipt handles and bodies are in
-none of it.
+conventions for messaging, ``sqs_lease.<outcome>`` with the count of each outcome, and ``sqs_lease.extensions``. Receipt
+handles and bodies are in none of it.
 
 A lease that one process begins and another one ends has one span as well. Only plain values can be passed to the next
 holder, so the span is made when the lease ends (:func:`publish_span`): from the values that were written down when the
@@ -397,14 +397,14 @@ class LeaseSpan:
         self._measure(report, error_type)
         span, self._span = self._span, None
         if span is not None:
-            await _beside(lambda: _finish(span, _counts(report), error_type))
+            await _beside(lambda: _finish(span, _counts(report), report.extensions, error_type))
 
     def end_now(self, report: LeaseReport, error_type: str | None) -> None:
         """End the span here, if it has not ended yet because the event loop died before that."""
         self._measure(report, error_type)
         span, self._span = self._span, None
         if span is not None:
-            _safely(lambda: _finish(span, _counts(report), error_type))
+            _safely(lambda: _finish(span, _counts(report), report.extensions, error_type))
 
     def _measure(self, report: LeaseReport, error_type: str | None) -> None:
         measured, self._measured = self._measured, None
@@ -471,9 +471,8 @@ def _publish(
         links.append(Link(here))
     is_known = get_current_span(received_in).get_span_context().is_valid
     span = _span(queue_url, counts.get("received", 0), {}, received_at, received_in if is_known else ends_in, links)
-    if extensions := counts.get("extensions", 0):
-        span.set_attribute(f"{NAME}.extensions", extensions)
-    _finish(span, {outcome: counts.get(_named(outcome), 0) for outcome in Outcome}, None)
+    by_outcome = {outcome: counts.get(_named(outcome), 0) for outcome in Outcome}
+    _finish(span, by_outcome, counts.get("extensions", 0), None)
 
 
 def _plain_links(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -534,9 +533,11 @@ def _counts(report: LeaseReport) -> dict[Outcome, int]:
     return {outcome: int(getattr(report, _named(outcome))) for outcome in Outcome}
 
 
-def _finish(span: Span, counts: Mapping[Outcome, int], error_type: str | None) -> None:
+def _finish(span: Span, counts: Mapping[Outcome, int], extensions: int, error_type: str | None) -> None:
     from opentelemetry.trace import Status, StatusCode
 
+    if extensions:
+        span.set_attribute(f"{NAME}.extensions", extensions)
     span.set_attributes({f"{NAME}.{_named(outcome)}": count for outcome, count in counts.items() if count})
     if (type_of_error := _type_of_error(counts, error_type)) is not None:
         span.set_attribute(_ERROR_TYPE, type_of_error)

@@ -32,7 +32,7 @@ def executor(name: str, visibility_seconds: int = VISIBILITY_SECONDS) -> dg.Exec
         visibility=visibility_seconds,
         # A message that this rule counted for would be in another queue.
         on_failure=dead_letter(),
-        max_concurrent=2,
+        around=dg.multiprocess_executor.configured({"max_concurrent": 2}),
     )
 
 

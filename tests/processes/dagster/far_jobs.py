@@ -21,8 +21,7 @@ from dagster._core.executor.step_delegating import (
     StepHandlerContext,
 )
 
-from sqs_lease.dagster.executor import sqs_lease_executor
-from tests.dagster.executor_jobs import QUEUE, check, load
+from tests.dagster.executor_jobs import check
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,23 +84,6 @@ def elsewhere(_: dg.InitExecutorContext) -> dg.Executor:
     return StepDelegatingExecutor(
         Launcher(), RetryMode.ENABLED, sleep_seconds=0.2, check_step_health_interval_seconds=3
     )
-
-
-def held() -> dg.JobDefinition:
-    # Every process reaches the workspace: that is not what is missing.
-    workspace = os.environ.get("ORDERS_WORKSPACE", "/var/lib/orders")
-
-    @dg.job(
-        executor_def=sqs_lease_executor(
-            QUEUE, workspace=workspace, wait=0, linger=0, on_failure="dead_letter", around=elsewhere
-        )
-    )
-    def held() -> None:
-        """Its run worker holds messages for steps that it did not start."""
-        check()
-        load()
-
-    return held
 
 
 def leased_in_the_step() -> dg.JobDefinition:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from demo.dagster_answers import Event, Run
@@ -22,6 +23,7 @@ from demo.dagster_stack import DagsterStack, dagster_postgres, dagster_stack
 from demo.postgres import postgres_server
 from demo.processes import wait_until
 from demo.sqs_server import SqsServer
+from sqs_lease.dagster import build_sqs_lease_check
 from tests.dagster.evidence import DIRECTORY_VARIABLE, VISIBILITY_SECONDS, WORK_SECONDS, Note, allow_to_end, notes
 from tests.form import DAGSTER_DATABASES
 from tests.second_consumer import Reception, SecondConsumer
@@ -327,6 +329,21 @@ def test_a_message_of_a_killed_process_comes_back_after_its_visibility_timeout_a
     assert reception.at - running.note(name, "receives").at >= VISIBILITY_SECONDS
     assert running.ended(name).state == "FAILURE"
     assert running.left(name) == (0, 1)
+
+
+@on_each_database
+def test_a_check_of_an_asset_says_what_its_killed_process_held(running: Running) -> None:
+    assert running.ended("worker_killed").state == "FAILURE"
+    check = build_sqs_lease_check("worker_killed")
+    with dg.DagsterInstance.from_config(str(running.stack.home)) as instance:
+        result = dg.materialize([check], instance=instance, selection=dg.AssetSelection.checks(check))
+        (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.metadata["run"].value == running.runs["worker_killed"]
+    assert evaluation.description is not None
+    assert evaluation.description.endswith(
+        "An attempt that was killed held 1 messages: they come back when their last extension ends."
+    )
 
 
 @on_each_database

@@ -311,6 +311,13 @@ class BatchFolder:
         if self.path.exists():
             self.path.rmdir()
 
+    def discard(self) -> None:
+        """Remove the directory, because all of the batch is settled. A failure is logged."""
+        try:
+            self.remove()
+        except OSError as error:
+            logger.warning("%s cannot be removed (%s: %s)", self, type(error).__name__, error)
+
     def _make(self) -> None:
         if not self.path.is_dir():
             self.path.parent.mkdir(parents=True, exist_ok=True)

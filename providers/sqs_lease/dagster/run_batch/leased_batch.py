@@ -8,7 +8,7 @@ other steps work on the same messages.
 is killed, these processes live on, for as long as their work takes, although the run has failed for Dagster. The
 messages of the run worker come back by themselves then, so a step must not go on: within the block its process is
 ended. A step that the run worker did not start, in another container or on another machine, cannot see whether it is
-gone. :func:`is_of_run_worker` tells the two apart, and such a step does not get the batch.
+gone. ``is_of_run_worker`` (``batch_of_run.py``) tells the two apart, and such a step does not get the batch.
 """
 
 from __future__ import annotations
@@ -17,38 +17,22 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, add_metadata, run_worker, step_key
-from sqs_lease.dagster.metadata import work_metadata
-from sqs_lease.dagster.run_batch.folder import (
-    BatchFolder,
-    BatchFolderError,
-    PieceOfWork,
-    RaisedException,
-    is_run_batch,
-    run_batch_id,
-)
+from sqs_lease.dagster._internals import Context, run_worker, step_key
+from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
+from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
-from sqs_lease.sqs.validation import queue_reference
-
-if TYPE_CHECKING:
-    from sqs_lease.batch_files.manifest import Manifest
 
 logger = logging.getLogger(__name__)
-
-_runs: Final[set[str]] = set()
-"""The runs that this process is the worker of, by their ids."""
 
 INTERRUPTED_SECONDS: Final = 3.0
 """How long a step may take to end by the interruption."""
@@ -80,32 +64,6 @@ def ended_with_run_worker() -> Iterator[None]:
         leave.close()
 
 
-@contextmanager
-def working_on(run_id: str) -> Iterator[None]:
-    """Within the block, this process is the worker of a run, and holds its messages.
-
-    Args:
-        run_id: The run.
-    """
-    _runs.add(run_id)
-    try:
-        yield
-    finally:
-        _runs.discard(run_id)
-
-
-def is_of_run_worker(run_id: str) -> bool:
-    """Whether this process is the worker of a run that holds its messages, or one that the worker started for a step.
-
-    The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
-    programs of their own.
-
-    Args:
-        run_id: The run.
-    """
-    return run_id in _runs or multiprocessing.parent_process() is not None
-
-
 def _watch(worker_ends: int, left: Connection) -> None:
     ready = wait([worker_ends, left])
     if worker_ends not in ready:
@@ -118,9 +76,6 @@ def _watch(worker_ends: int, left: Connection) -> None:
     threading.Event().wait(INTERRUPTED_SECONDS)
     os._exit(EXIT_CODE)
 
-
-BATCH_TAG: Final = "sqs_lease/batch"
-"""The run's tag with the directory of its batch, an absolute path."""
 
 CALLED_DIRECTLY: Final = "called directly"
 """The name of a piece of work without a step, as in a test."""
@@ -308,34 +263,6 @@ class RunBatch(LeasedBatch):
         self._folder.write(self._work)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBatch:
-    """A batch that the run worker holds for a run: its directory, and the messages that were found there."""
-
-    folder: BatchFolder
-    manifest: Manifest
-
-
-def batch_of_run(context: Context, queue: str) -> HeldBatch | None:
-    """Return the messages of a queue that the run worker holds for a run; None if it holds no such batch.
-
-    Args:
-        context: The context of an op or asset of the run.
-        queue: The queue's name, ARN or URL.
-
-    Raises:
-        BatchFolderError: The batch cannot be read, or the run's worker holds it and did not start this process.
-        ModuleNotFoundError: The extra ``manifest`` is not installed.
-    """
-    uri = _batch_uri(context)
-    if uri is None:
-        return None
-    require_manifests("The batch of a run", "dagster,manifest")
-    folder = BatchFolder(uri)
-    manifest = folder.manifest()
-    return HeldBatch(folder, manifest) if is_same_queue(queue, manifest.queue_url) else None
-
-
 @contextmanager
 def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     """Work on the messages of the run, in one of its steps.
@@ -375,65 +302,6 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         else:
             batch.end(None)
-    # The outcome of the messages is known later: their holder adds it to the assets of the run.
-    add_metadata(context, work_metadata(tuple(batch), batch.queue_url, len(batch.failed())))
-
-
-def _batch_uri(context: Context) -> str | None:
-    op_context = context.op_execution_context
-    if step_key(context) is None:
-        uri: str | None = op_context.get_tag(BATCH_TAG)
-        return uri
-    # Read from the instance: the context has the tags of the run's start, and the executor sets this one later.
-    run = context.instance.get_run_by_id(op_context.run_id)
-    uri = op_context.get_tag(BATCH_TAG) if run is None else run.tags.get(BATCH_TAG)
-    if uri is None or not is_run_batch(uri):
-        return uri
-    if not uri.rstrip("/").endswith(f"/{run_batch_id(op_context.run_id)}"):
-        # It was copied from the run that this one repeats, whose executor has settled that batch.
-        return None
-    _refuse_elsewhere(context)
-    return uri
-
-
-def _refuse_elsewhere(context: Context) -> None:
-    """Refuse the run worker's batch if this process would not be ended before others receive its messages.
-
-    Raises:
-        BatchFolderError: The run worker did not start this process.
-    """
-    op_context = context.op_execution_context
-    if not is_of_run_worker(op_context.run_id):
-        raise BatchFolderError(
-            f"step {step_key(context)} of job {op_context.job_name} runs in process {os.getpid()} on "
-            f"{socket.gethostname()}, which the worker of run {op_context.run_id} did not start. sqs_lease_executor "
-            "holds messages for steps in processes of the run worker alone: this one would not be ended before others "
-            "receive its messages. Give the job the executor that launches its steps (executor_def=), without "
-            "sqs_lease_executor, and lease in each step: queue.lease(context) then receives, holds and settles in the "
-            "process of the step"
-        )
-
-
-def is_same_queue(one: str, other: str) -> bool:
-    """Whether two names, ARNs or URLs can be of one queue.
-
-    Args:
-        one: A queue.
-        other: Another one, or the same.
-    """
-    if one == other:
-        return True
-    ours, theirs = queue_reference(one), queue_reference(other)
-    regions, accounts = {ours.region, theirs.region} - {None}, {_account(one), _account(other)} - {None}
-    return ours.name == theirs.name and len(regions) < 2 and len(accounts) < 2
-
-
-def _account(queue: str) -> str | None:
-    """Return the account in an ARN or in a URL of the usual form."""
-    if (account := queue_reference(queue).account) is not None:
-        return account
-    before = queue.rstrip("/").rpartition("/")[0].rpartition("/")[2]
-    return before if before.isdigit() else None
 
 
 def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:

@@ -18,6 +18,7 @@ A step's reports on single messages add to that:
 - ``batch.succeed``: the step is done with the message, and later failures of the step do not concern it.
 - ``batch.release``, in the last attempt: the message is not done.
 - A ``lease()`` block that was ended by an exception has failed its messages, even if the step goes on.
+- A ``lease()`` block that has not ended when its step succeeds has not done the messages that it did not settle.
 
 **A run that Dagster repeats.** A step that failed, and one that did not run, will be tried again, so their units are
 open, and only ``batch.fail`` is final. Messages that are held at the end of the run go to the next run. Messages that a
@@ -79,7 +80,7 @@ def units(
         message_ids: The messages, in the order of the batch.
         steps: How each step ended, by its key.
         pieces: The steps' reports on their work, by their keys.
-        is_whole: Whether every step ended, or could not run because of one that failed.
+        is_whole: Whether the executor ended by itself: then every step ended, or could not run.
         is_repeated: Whether Dagster repeats the run.
     """
     if not pieces:
@@ -104,6 +105,8 @@ def units(
             yield Unit(end, concerns, Failure(piece.raised.errors[0].rpartition(".")[2], piece.raised.errors))
     for key, step in steps.items():
         yield Unit(not_done, undone) if step.has_no_batch else Unit(End.DONE)
+        if key in last and not last[key].is_over and not step.failed:
+            yield Unit(End.NOT_DONE, _left(message_ids, pieces[key], last[key]))
         said = key in last and last[key].raised is not None
         if step.failed and not step.has_no_batch and not said:
             concerns = _left(undone, pieces.get(key), last.get(key))
@@ -138,7 +141,6 @@ class StepEnds:
         self._awaited = {without_mapping_key(before) for steps in upstream.values() for before in steps}
         self._retries: dict[str, int] = {}
         self._ends: dict[str, StepEnd] = {}
-        self._skipped: set[str] = set()
         self.is_interrupted = False
 
     def see(self, event: dg.DagsterEvent) -> None:
@@ -149,8 +151,6 @@ class StepEnds:
             return
         if event.is_step_up_for_retry:
             self._retries[key] = self._retries.get(key, 0) + 1
-        elif event.is_step_skipped:
-            self._skipped.add(key)
         elif event.is_step_success:
             self._ends[key] = StepEnd(self._attempt(key))
         elif event.is_step_failure:
@@ -164,19 +164,6 @@ class StepEnds:
     def has_failures(self) -> bool:
         """Whether a step failed for good."""
         return any(end.failed for end in self._ends.values())
-
-    def unfinished(self, planned: Iterable[str]) -> set[str]:
-        """Return the steps of a plan without an end; empty if a failed step may be the reason.
-
-        Steps of dynamic outputs are known by their ends alone, so they are never among them.
-
-        Args:
-            planned: The keys of the steps.
-        """
-        if any(end.failed and end.holds_up for end in self._ends.values()):
-            return set()
-        single = {key for key in planned if key == without_mapping_key(key)}
-        return single - self._ends.keys() - self._skipped
 
     def _attempt(self, key: str) -> str:
         return attempt_name(self._run_id, self._retries.get(key, 0))
