@@ -48,7 +48,7 @@ class Published:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         meters = MeterProvider([self._reader])
         # A process has its providers for good, and these are for one test.
-        monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
+        monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
         monkeypatch.setattr(trace, "get_tracer", self.tracers.get_tracer)
 
     def points(self) -> dict[str, dict[str, Any]]:
@@ -353,7 +353,7 @@ def test_nothing_secret_is_published(published: Published, leased_queues: Leased
     assert message.receipt.handle not in text
 
 
-@pytest.mark.parametrize("name", ["metrics.get_meter", "trace.get_tracer"])
+@pytest.mark.parametrize("name", ["metrics.get_meter_provider", "trace.get_tracer"])
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_provider_that_fails_stops_no_lease(
     leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
@@ -476,6 +476,28 @@ def test_an_interruption_while_the_span_begins_ends_it(published: Published, lea
     asyncio.run(scenario())
     assert dict(published.span().attributes or {})["sqs_lease.released"] == 1
     assert queue.visible == ["a"]
+
+
+def test_leases_leave_nothing_behind_where_a_program_has_no_sdk(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Kept(metrics.NoOpMeterProvider):
+        """The provider of a program without an SDK keeps each meter for as long as the process lives."""
+
+        def get_meter(self, name: str, *given: Any, **named: Any) -> metrics.Meter:
+            made.append(name)
+            return super().get_meter(name, *given, **named)
+
+    provider = Kept()
+    for place in ("opentelemetry.metrics", "opentelemetry.metrics._internal"):
+        monkeypatch.setattr(f"{place}.get_meter_provider", lambda: provider)
+    leased_queues.create("orders", *map(str, range(5)))
+    for _ in range(5):
+        with lease("orders", max_messages=1, wait=0, linger=0) as batch:
+            assert len(batch) == 1
+    assert len(made) == 1
 
 
 def test_the_span_ends_also_where_the_thread_that_extends_died(
