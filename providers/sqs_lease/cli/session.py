@@ -31,10 +31,15 @@ class Session(Generic[_Reached]):
 
     Args:
         transport: The transport.
+
+    Attributes:
+        ended_by: What the last :meth:`run` was told to end by: Ctrl-C or SIGTERM; None if neither came. A coroutine may
+            return all the same, to say how far it got.
     """
 
     def __init__(self, transport: _Reached) -> None:
         self.transport = transport
+        self.ended_by: KeyboardInterrupt | SystemExit | None = None
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -61,12 +66,13 @@ class Session(Generic[_Reached]):
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             # Ctrl-C has another handler in this process, or is ignored.
             return self._runner.run(work)
-        loop = self._runner.get_loop()
+        loop, self.ended_by = self._runner.get_loop(), None
         interrupts: list[tuple[float, KeyboardInterrupt | SystemExit]] = []
 
         def interrupt(task: asyncio.Future[Any], end: KeyboardInterrupt | SystemExit) -> None:
             interrupts.append((loop.time(), end))
             if len(interrupts) == 1:
+                self.ended_by = end
                 task.cancel()
             elif loop.time() - interrupts[0][0] > PATIENCE_SECONDS:
                 raise end
