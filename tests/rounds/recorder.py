@@ -11,7 +11,6 @@ extension of 50 as if SQS had confirmed it, without sending it; ``deadlines:20``
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +20,8 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
+
+from tests.rounds.notebook import append
 
 if TYPE_CHECKING:
     from sqs_lease.core.calls import EntryAnswer, VisibilityChange
@@ -73,22 +74,22 @@ def _record(directory: Path) -> None:
     hold, report, forget = Ledger.hold, Ledger.report, Ledger.forget
 
     def note(ledger: Ledger, receipt: Receipt, what: str, asked_at: float | None = None) -> None:
-        held = ledger.lease(receipt)
-        # The ledger counts suspended time as well.
-        ahead = monotonic() - clock.now()
-        line = {
-            "at": monotonic(),
-            "holder": f"{os.getpid()}:{id(ledger)}",
-            "what": what if held is not None else "ended",
-            "id": receipt.message_id,
-            "key": key_of(receipt.handle),
-            # The deadline of a lease in doubt is relied on by nothing.
-            "until": None if held is None or held.doubtful else held.deadline + ahead,
-            "asked_at": None if asked_at is None else asked_at + ahead,
-        }
         # A disk that is full, or memory that is short, is the round's doing and must not reach the package.
-        with suppress(OSError, MemoryError), (directory / f"{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError, MemoryError):
+            held = ledger.lease(receipt)
+            # The ledger counts suspended time as well.
+            ahead = monotonic() - clock.now()
+            line = {
+                "at": monotonic(),
+                "holder": f"{os.getpid()}:{id(ledger)}",
+                "what": what if held is not None else "ended",
+                "id": receipt.message_id,
+                "key": key_of(receipt.handle),
+                # The deadline of a lease in doubt is relied on by nothing.
+                "until": None if held is None or held.doubtful else held.deadline + ahead,
+                "asked_at": None if asked_at is None else asked_at + ahead,
+            }
+            append(directory / f"{os.getpid()}.jsonl", line)
 
     def recorded_hold(self: Ledger, lease: Lease, policy: RenewalPolicy, *, batch: int = 0) -> None:
         hold(self, lease, policy, batch=batch)
