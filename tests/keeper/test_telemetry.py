@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from opentelemetry.trace import StatusCode
 
 from sqs_lease import Fixed, async_lease, lease, release
 from sqs_lease.clock import SystemClock
+from sqs_lease.core.calls import EntryAnswer
+from sqs_lease.core.messages import Receipt
 from sqs_lease.keeper import telemetry
 from sqs_lease.keeper.loop_thread import LoopThreadError
 from sqs_lease.sqs.errors import SqsError
@@ -174,6 +177,25 @@ def test_a_refused_receive_is_measured_too(published: Published) -> None:
     asyncio.run(receive())
     (call,) = published.by_operation("messaging.client.operation.duration")
     assert call == "receive receive NonExistentQueue"
+
+
+def test_a_call_without_an_answer_in_time_is_measured_too(published: Published) -> None:
+    import asyncio
+
+    class Hanging(MemoryTransport):
+        async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def delete() -> None:
+        transport = telemetry.metered(Hanging(MemorySqs(SystemClock())), SystemClock())
+        async with asyncio.timeout(0):
+            await transport.delete(f"https://{SERVER[0]}/1/orders", [Receipt("m", "handle")])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(delete())
+    (call,) = published.by_operation("messaging.client.operation.duration")
+    assert call == "delete settle CancelledError"
 
 
 def test_processing_is_as_long_as_its_span(published: Published, leased_queues: LeasedQueues) -> None:

@@ -67,6 +67,8 @@ class Session(Generic[_Reached]):
             # Ctrl-C has another handler in this process, or is ignored.
             return self._runner.run(work)
         loop, self.ended_by = self._runner.get_loop(), None
+        # SIGTERM may have another handler in this process, or be ignored.
+        ends_by_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         interrupts: list[tuple[float, KeyboardInterrupt | SystemExit]] = []
 
         def interrupt(task: asyncio.Future[Any], end: KeyboardInterrupt | SystemExit) -> None:
@@ -80,12 +82,14 @@ class Session(Generic[_Reached]):
         async def interruptible() -> _T:
             task = asyncio.ensure_future(work)
             loop.add_signal_handler(signal.SIGINT, interrupt, task, KeyboardInterrupt())
-            loop.add_signal_handler(signal.SIGTERM, interrupt, task, SystemExit(TERMINATED))
+            if ends_by_sigterm:
+                loop.add_signal_handler(signal.SIGTERM, interrupt, task, SystemExit(TERMINATED))
             try:
                 return await task
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
-                loop.remove_signal_handler(signal.SIGTERM)
+                if ends_by_sigterm:
+                    loop.remove_signal_handler(signal.SIGTERM)
 
         try:
             return self._runner.run(interruptible())

@@ -40,6 +40,7 @@ lease was handed on (:func:`trace_of`), with the time of the first receive as it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
@@ -221,7 +222,7 @@ def metered(transport: Transport, clock: Clock) -> Transport:
 class MeteredTransport:
     """A transport that measures the calls of another one, by OpenTelemetry's conventions for messaging clients.
 
-    A cancelled call is not measured: the service may or may not have carried it out.
+    A call that was cancelled, mostly because its answer did not come in time, has ``error.type`` ``CancelledError``.
 
     Args:
         transport: Makes the calls.
@@ -306,8 +307,9 @@ class MeteredTransport:
         began_at = self._clock.now()
         try:
             answer = await call
-        except SqsError as error:
-            self._record(queue_url, operation, self._clock.now() - began_at, error.code or type(error).__name__)
+        except (SqsError, asyncio.CancelledError) as error:
+            code = error.code if isinstance(error, SqsError) else ""
+            self._record(queue_url, operation, self._clock.now() - began_at, code or type(error).__name__)
             raise
         self._record(queue_url, operation, self._clock.now() - began_at, error_of(answer))
         return answer
