@@ -1,5 +1,5 @@
 # A queue with its dead-letter queue, and the least permissions to consume it. Optionally the notifications of a bucket that
-# is there already.
+# is there already: they REPLACE all notifications that the bucket has, because S3 has one configuration for each bucket.
 #
 #   terraform apply -var name=orders -var host=airflow
 
@@ -15,6 +15,10 @@ terraform {
 variable "name" {
   description = "Name of the queue. Its dead-letter queue is called NAME-dead-letters."
   type        = string
+  validation {
+    condition     = can(regex("^[A-Za-z0-9_-]{1,67}$", var.name))
+    error_message = "name must have 1 to 67 letters, digits, - and _; FIFO queues are not made here."
+  }
 }
 
 variable "host" {
@@ -30,6 +34,10 @@ variable "visibility_seconds" {
   description = "Visibility timeout. Leases are extended, so it may be shorter than the work."
   type        = number
   default     = 60
+  validation {
+    condition     = var.visibility_seconds >= 30 && var.visibility_seconds <= 43200
+    error_message = "visibility_seconds must be 30 to 43200."
+  }
 }
 
 variable "receives_before_dead_letter" {
@@ -39,7 +47,7 @@ variable "receives_before_dead_letter" {
 }
 
 variable "objects_bucket" {
-  description = "A bucket that sends a message for each new object; empty for none."
+  description = "A bucket that sends a message for each new object, and loses its other notifications; empty for none."
   type        = string
   default     = ""
 }

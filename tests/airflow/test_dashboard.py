@@ -112,7 +112,7 @@ def published() -> Published:
     """All that Airflow's triggerers publish, and all that other programs do."""
     found = Published()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(opentelemetry_metrics, "get_meter", found.provider.get_meter)
+        patched.setattr(opentelemetry_metrics, "get_meter_provider", lambda: found.provider)
         tell_all(open_telemetry_meter())
         lease_one_message(patched)
     with airflows_stats(found.airflows_provider):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -403,6 +405,18 @@ def test_an_interrupted_move_task_is_cancelled(
     assert move["moved"] == len(slow_orders.visible) < 600
     (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
     assert task.status == CANCELLED
+
+
+def test_sigterm_cancels_a_move_task_too(slow_orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def terminated(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FollowedTask, "follow", terminated)
+    ran = sqs_lease("redrive", DEAD, "--json")
+
+    assert ran.exit_code == 143
+    assert json.loads(ran.out)["move"]["status"] == CANCELLED
 
 
 def test_a_move_task_that_could_not_be_cancelled_is_not_called_cancelled(

@@ -73,3 +73,20 @@ def test_sigterm_ends_a_command_only_when_it_has_tidied_up() -> None:
         session.run(hold())
 
     assert tidied == ["a queue that was made"]
+
+
+def test_a_program_that_handles_sigterm_itself_goes_on_doing_so() -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))
+    try:
+
+        async def work() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with queue_session(AwsAccess(endpoint_url=HERE), "orders") as session:
+            session.run(work())
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert handled == [signal.SIGTERM, signal.SIGTERM]

@@ -204,7 +204,7 @@ class TestSettling:
         ledger.settle(receipt, settlement, 5)
         call = only(ledger.due(5))
         ledger.report(call, answers(call, Verdict.REFUSED, text="denied"), 6)
-        assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "denied")]
+        assert ledger.take_events() == [Settled(receipt, Outcome.FAILED, "denied", hidden_seconds=24.0)]
         assert ledger.due(1_000) == []
 
     @pytest.mark.parametrize("verdict", [Verdict.THROTTLED, Verdict.UNAVAILABLE])

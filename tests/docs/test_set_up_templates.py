@@ -13,6 +13,8 @@ from sqs_lease.cli.permissions import RECORDED, Place
 
 CLOUDFORMATION: Final = (ROOT / "docs/set-up/queue.cloudformation.yaml").read_text()
 TERRAFORM: Final = (ROOT / "docs/set-up/queue.tf").read_text()
+NAME: Final = "^[A-Za-z0-9_-]{1,67}$"
+"""SQS allows 80 characters, of which -dead-letters takes 13; a FIFO queue's name has a dot."""
 HOSTS: Final = ("airflow", "dagster", "lease")
 
 
@@ -44,6 +46,7 @@ def test_terraform_allows_what_the_host_does(host: str) -> None:
 @pytest.mark.parametrize(
     ("value", "cloudformation", "terraform"),
     [
+        ("name", f'AllowedPattern: "{NAME}"', f'can(regex("{NAME}", var.name))'),
         ("visibility timeout", "    Default: 60\n    MinValue: 30", "  default     = 60\n"),
         ("receives", "    Default: 5\n    MinValue: 1\n", "  default     = 5\n"),
         ("retention of dead letters", "MessageRetentionPeriod: 1209600", "message_retention_seconds = 1209600"),

@@ -440,6 +440,28 @@ def test_it_does_not_work_through_the_queue_while_deletes_are_refused(program: P
     assert len(worked_on) <= (20 if form == "messages" else 60)
 
 
+def test_a_message_that_the_dead_letter_queue_refuses_does_not_keep_the_others_waiting(program: Program) -> None:
+    program.orders.queue.send("bad", "bad")
+    program.orders.faults = refused(Operation.SEND)
+    worked_on: list[str] = []
+
+    async def work(message: Message) -> None:
+        worked_on.append(message.body)
+        if message.body == "bad":
+            raise ValueError
+
+    async def main() -> None:
+        async with program.consumer(max_messages=1, on_failure=dead_letter(), visibility=3600) as consumer:
+            loop = asyncio.get_running_loop()
+            # The bad ones are visible again at once, until SQS moves them by itself.
+            loop.call_later(300, program.orders.queue.send, "good")
+            loop.call_later(600, consumer.stop)
+            await consumer.run(work)
+
+    program.run(main)
+    assert worked_on[-1] == "good"
+
+
 def test_a_batch_whose_work_does_not_end_in_time_is_given_back(program: Program) -> None:
     program.orders.queue.send("a")
 

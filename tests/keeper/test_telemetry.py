@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from opentelemetry.trace import StatusCode
 
 from sqs_lease import Fixed, async_lease, lease, release
 from sqs_lease.clock import SystemClock
+from sqs_lease.core.calls import EntryAnswer
+from sqs_lease.core.messages import Receipt
 from sqs_lease.keeper import telemetry
 from sqs_lease.keeper.loop_thread import LoopThreadError
 from sqs_lease.sqs.errors import SqsError
@@ -48,7 +51,7 @@ class Published:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         meters = MeterProvider([self._reader])
         # A process has its providers for good, and these are for one test.
-        monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
+        monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
         monkeypatch.setattr(trace, "get_tracer", self.tracers.get_tracer)
 
     def points(self) -> dict[str, dict[str, Any]]:
@@ -174,6 +177,25 @@ def test_a_refused_receive_is_measured_too(published: Published) -> None:
     asyncio.run(receive())
     (call,) = published.by_operation("messaging.client.operation.duration")
     assert call == "receive receive NonExistentQueue"
+
+
+def test_a_call_without_an_answer_in_time_is_measured_too(published: Published) -> None:
+    import asyncio
+
+    class Hanging(MemoryTransport):
+        async def delete(self, queue_url: str, receipts: Sequence[Receipt]) -> Sequence[EntryAnswer]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def delete() -> None:
+        transport = telemetry.metered(Hanging(MemorySqs(SystemClock())), SystemClock())
+        async with asyncio.timeout(0):
+            await transport.delete(f"https://{SERVER[0]}/1/orders", [Receipt("m", "handle")])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(delete())
+    (call,) = published.by_operation("messaging.client.operation.duration")
+    assert call == "delete settle CancelledError"
 
 
 def test_processing_is_as_long_as_its_span(published: Published, leased_queues: LeasedQueues) -> None:
@@ -353,7 +375,7 @@ def test_nothing_secret_is_published(published: Published, leased_queues: Leased
     assert message.receipt.handle not in text
 
 
-@pytest.mark.parametrize("name", ["metrics.get_meter", "trace.get_tracer"])
+@pytest.mark.parametrize("name", ["metrics.get_meter_provider", "trace.get_tracer"])
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_provider_that_fails_stops_no_lease(
     leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
@@ -476,6 +498,28 @@ def test_an_interruption_while_the_span_begins_ends_it(published: Published, lea
     asyncio.run(scenario())
     assert dict(published.span().attributes or {})["sqs_lease.released"] == 1
     assert queue.visible == ["a"]
+
+
+def test_leases_leave_nothing_behind_where_a_program_has_no_sdk(
+    leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Kept(metrics.NoOpMeterProvider):
+        """The provider of a program without an SDK keeps each meter for as long as the process lives."""
+
+        def get_meter(self, name: str, *given: Any, **named: Any) -> metrics.Meter:
+            made.append(name)
+            return super().get_meter(name, *given, **named)
+
+    provider = Kept()
+    for place in ("opentelemetry.metrics", "opentelemetry.metrics._internal"):
+        monkeypatch.setattr(f"{place}.get_meter_provider", lambda: provider)
+    leased_queues.create("orders", *map(str, range(5)))
+    for _ in range(5):
+        with lease("orders", max_messages=1, wait=0, linger=0) as batch:
+            assert len(batch) == 1
+    assert len(made) == 1
 
 
 def test_the_span_ends_also_where_the_thread_that_extends_died(

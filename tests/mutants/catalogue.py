@@ -1578,8 +1578,8 @@ CONSUMERS: Final = (
     Mutant(
         "a consumer receives on while deletes are refused",
         "keeper/consuming.py",
-        "        if outcome is Outcome.FAILED:\n            self._stays_in_flight()\n",
-        "",
+        "            self._stays_in_flight(event.hidden_seconds)\n",
+        "            pass\n",
         (_ASYNC_CONSUMER,),
     ),
     Mutant(

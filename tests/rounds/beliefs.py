@@ -72,7 +72,8 @@ def unconfirmed(beliefs: Iterable[Belief], entries: Sequence[Entry]) -> Iterator
     """Find deadlines that no call had confirmed when a holder began to rely on them.
 
     A holder counts from before it sent the call, so it is never later than the service. Of several calls that were
-    under way together the latest counts, because the service may have done them in any order.
+    under way together the latest counts, because the service may have done them in any order. An extension replaces
+    what was answered before it was decided: the service hides the message no longer than the newest call says.
 
     Yields:
         The belief, and the latest deadline that the service had confirmed by then.
@@ -83,6 +84,9 @@ def unconfirmed(beliefs: Iterable[Belief], entries: Sequence[Entry]) -> Iterator
         if belief.until is None or belief.reception not in confirmed:
             continue
         known = [each for each in confirmed[belief.reception] if each.asked_at <= belief.at]
+        if belief.what == "extends" and belief.asked_at is not None:
+            decided_at = belief.asked_at - CLOCK_SECONDS
+            known = [each for each in known if each.answered_at >= decided_at] or known
         latest = max((each.asked_at + each.timeout_seconds for each in known), default=belief.until)
         # Later beliefs repeat the deadline until it moves.
         same = (belief.holder, belief.reception, round(belief.until, 1))
@@ -94,14 +98,23 @@ def unconfirmed(beliefs: Iterable[Belief], entries: Sequence[Entry]) -> Iterator
 def taken_after_the_end(beliefs: Iterable[Belief], entries: Sequence[Entry]) -> Iterator[tuple[Belief, Entry]]:
     """Find leases that a holder took and relied on, although they had been deleted or released before.
 
+    A FIFO receive that is repeated may bring a message again by the handle with which it was released.
+
     Yields:
         The belief, and the call that ended the lease.
     """
     ends = _by_reception(entry for entry in entries if entry.acted and (entry.kind == "delete" or entry.is_release))
+    receives = _by_reception(entry for entry in entries if entry.kind == "receive")
     for belief in beliefs:
         if belief.what != "holds" or belief.until is None or belief.until <= belief.at:
             continue
-        before = [each for each in ends.get(belief.reception, ()) if each.answered_at + CLOCK_SECONDS < belief.at]
+        again = [each.answered_at for each in receives.get(belief.reception, ()) if each.answered_at <= belief.at]
+        received_at = max(again, default=0.0)
+        before = [
+            each
+            for each in ends.get(belief.reception, ())
+            if received_at < each.answered_at and each.answered_at + CLOCK_SECONDS < belief.at
+        ]
         if before:
             yield belief, before[0]
 
@@ -141,5 +154,7 @@ def of_two_batches(beliefs: Iterable[Belief]) -> Iterator[tuple[Belief, Belief]]
 def _by_reception(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
     found: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
-        found[entry.reception].append(entry)
+        # 0 stands for all handles that were never seen.
+        if entry.reception:
+            found[entry.reception].append(entry)
     return found

@@ -12,7 +12,6 @@ extension of 50 as if SQS had confirmed it, without sending it; ``deadlines:20``
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +21,8 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
+
+from tests.rounds.notebook import append
 
 if TYPE_CHECKING:
     from sqs_lease.core.calls import EntryAnswer, VisibilityChange
@@ -76,17 +77,10 @@ def _record(directory: Path) -> None:
     hold, report, forget = Ledger.hold, Ledger.report, Ledger.forget
 
     def write(receipt: Receipt, holder: str, what: str, **more: Any) -> None:
-        line = {
-            "at": monotonic(),
-            "holder": holder,
-            "what": what,
-            "id": receipt.message_id,
-            "key": key_of(receipt.handle),
-            **more,
-        }
         # A disk that is full, or memory that is short, is the round's doing and must not reach the package.
-        with suppress(OSError, MemoryError), (directory / f"{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError, MemoryError):
+            line = {"at": monotonic(), "holder": holder, "what": what, "id": receipt.message_id}
+            append(directory / f"{os.getpid()}.jsonl", {**line, "key": key_of(receipt.handle), **more})
 
     def note(ledger: Ledger, receipt: Receipt, what: str, asked_at: float | None = None) -> None:
         held = ledger.lease(receipt)

@@ -15,7 +15,7 @@ import pytest
 from demo.processes import ROOT
 from tests.rounds import recorder
 from tests.rounds.audit import Evidence, Rule, Takeover, Window, audit
-from tests.rounds.beliefs import Belief, What, read_beliefs
+from tests.rounds.beliefs import Belief, What, read_beliefs, taken_after_the_end
 from tests.rounds.draw import Kind
 from tests.rounds.ledger import Entry, Ledger
 from tests.rounds.test_audit import GOOD, A, B, change, receive, rules
@@ -111,6 +111,33 @@ def test_a_busy_machine_excuses_only_a_process_that_waited_until_it_was_taken_fo
     busy = Window(None, A, 11.0 - starved_seconds, 11.0)
     evidence = round_of([*HONEST[:2], TAKEN, GOES_ON], change(A, 12.0, 1, 12.0), windows=[busy])
     assert len(audit(replace(evidence, takeover=Takeover(10.0, 42.0)))) == findings
+
+
+def test_an_extension_that_shortens_a_lease_is_seen_when_the_holder_relies_on_the_longer_one() -> None:
+    longer = change(A, 9.0, 1, 600.0)
+    shorter = change(A, 12.0, 1, 12.0)
+    believed = believes("extends", 12.02, 608.9, asked_at=11.9)
+    known = believes("extends", 9.02, 608.9, asked_at=8.9)
+    assert rules(audit(round_of([HONEST[0], known, believed], longer, shorter)))[-1:] == [Rule.UNCONFIRMED]
+
+
+def test_an_extension_without_an_answer_leaves_the_deadline_of_the_one_before() -> None:
+    refused = change(A, 12.0, 1, 12.0, acted=False)
+    unchanged = believes("extends", 12.02, 19.9, asked_at=11.9)
+    assert audit(round_of([*HONEST[:2], unchanged], refused)) == []
+
+
+def test_a_message_that_comes_again_by_the_same_handle_after_its_release_may_be_taken() -> None:
+    released, again = change(A, 14.0, 1, 0.0), receive(A, 15.0, 1)
+    taken = believes("holds", 15.1, 26.4)
+    assert list(taken_after_the_end([taken], [receive(A, 0.0, 1), released])) != []
+    assert list(taken_after_the_end([taken], [receive(A, 0.0, 1), released, again])) == []
+
+
+def test_handles_that_were_never_seen_are_not_one_lease() -> None:
+    taken = believes("holds", 15.0, 26.0, reception=0)
+    other = Entry(B, "change", "another", 0, 10.0, 10.1, 0.0, acted=True)
+    assert audit(round_of([*HONEST, taken], other)) == []
 
 
 def run_recorded(program: str, directory: Path, *, broken: str = "") -> str:

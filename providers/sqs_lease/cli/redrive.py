@@ -20,7 +20,7 @@ from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws
 from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.sampling import Sample, look
-from sqs_lease.cli.session import queue_session
+from sqs_lease.cli.session import TERMINATED, queue_session
 from sqs_lease.core.calls import Verdict
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
@@ -143,7 +143,7 @@ def redrive(
         print_json({**_survey_as_json(survey, to, rate), "move": report})
     print_remarks(aside if as_json else screen, [_end(task, survey, trouble, is_interrupted=is_interrupted)])
     if is_interrupted:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise typer.Exit(TERMINATED if isinstance(session.ended_by, SystemExit) else ExitCode.INTERRUPTED)
     if trouble:
         raise typer.Exit(ExitCode.TROUBLE)
 
@@ -246,7 +246,7 @@ async def _sources(transport: RedriveTransport, queue: str, url: str) -> Sequenc
 async def _move(
     transport: RedriveTransport, survey: Survey, rate: int | None, show: Callable[[MoveTask], None]
 ) -> tuple[MoveTask, bool]:
-    """Move, and return the task at its end, with whether the user cancelled it by Ctrl-C."""
+    """Move, and return the task at its end, with whether Ctrl-C or SIGTERM cancelled it."""
     starting = asyncio.ensure_future(FollowedTask.start(transport, survey.attributes.arn, survey.destination_arn, rate))
     try:
         started = await asyncio.shield(starting)

@@ -31,10 +31,15 @@ class Session(Generic[_Reached]):
 
     Args:
         transport: The transport.
+
+    Attributes:
+        ended_by: The signal that told the last :meth:`run` to end, as Ctrl-C or SIGTERM raise it; None without one. A
+            coroutine may return all the same, to say how far it got.
     """
 
     def __init__(self, transport: _Reached) -> None:
         self.transport = transport
+        self.ended_by: KeyboardInterrupt | SystemExit | None = None
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -61,12 +66,15 @@ class Session(Generic[_Reached]):
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             # Ctrl-C has another handler in this process, or is ignored.
             return self._runner.run(work)
-        loop = self._runner.get_loop()
+        loop, self.ended_by = self._runner.get_loop(), None
+        # SIGTERM may have another handler in this process, or be ignored.
+        ends_by_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         interrupts: list[tuple[float, KeyboardInterrupt | SystemExit]] = []
 
         def interrupt(task: asyncio.Future[Any], end: KeyboardInterrupt | SystemExit) -> None:
             interrupts.append((loop.time(), end))
             if len(interrupts) == 1:
+                self.ended_by = end
                 task.cancel()
             elif loop.time() - interrupts[0][0] > PATIENCE_SECONDS:
                 raise end
@@ -74,12 +82,14 @@ class Session(Generic[_Reached]):
         async def interruptible() -> _T:
             task = asyncio.ensure_future(work)
             loop.add_signal_handler(signal.SIGINT, interrupt, task, KeyboardInterrupt())
-            loop.add_signal_handler(signal.SIGTERM, interrupt, task, SystemExit(TERMINATED))
+            if ends_by_sigterm:
+                loop.add_signal_handler(signal.SIGTERM, interrupt, task, SystemExit(TERMINATED))
             try:
                 return await task
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
-                loop.remove_signal_handler(signal.SIGTERM)
+                if ends_by_sigterm:
+                    loop.remove_signal_handler(signal.SIGTERM)
 
         try:
             return self._runner.run(interruptible())

@@ -55,7 +55,13 @@ OUTCOME_LETTERS: Final[Mapping[str, Outcome]] = {
 
 
 class Settled(Struct, frozen=True, gc=False):
-    """The end of a lease. ``detail`` is for people: the error's code and text, empty when all went well.
+    """The end of a lease.
+
+    Attributes:
+        receipt: The lease.
+        outcome: How it ended.
+        detail: For people: the error's code and text, empty when all went well.
+        hidden_seconds: How long a message of ``FAILED`` stays invisible, by its deadline; 0 if it is visible already.
 
     Python's garbage collector does not look through these values, as of leases: whole batches of them end at once.
     """
@@ -63,6 +69,7 @@ class Settled(Struct, frozen=True, gc=False):
     receipt: Receipt
     outcome: Outcome
     detail: str = ""
+    hidden_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -953,9 +953,10 @@ class Ledger:
             self._forwards.push(entry)
 
     def _end(self, entry: Entry, outcome: Outcome, detail: str = "") -> None:
+        hidden_seconds = max(entry.deadline - self._now, 0.0) if outcome is Outcome.FAILED else 0.0
         if entry.forward_refused is not None and outcome in (Outcome.RELEASED, Outcome.EXPIRED):
             outcome, detail = Outcome.FAILED, entry.forward_refused
-        self._events.append(Settled(entry.receipt, outcome, detail))
+        self._events.append(Settled(entry.receipt, outcome, detail, hidden_seconds))
         self._remove(entry, done=outcome in (Outcome.DELETED, Outcome.DEAD_LETTERED))
 
     def _settlements_answered(

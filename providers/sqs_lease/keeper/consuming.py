@@ -9,7 +9,7 @@ one by the end of its work. Workers are threads or tasks, which take the message
   no more messages are offered than there are workers.
 - **At most as many again (ten at least) are being settled.** Messages whose work has ended are in flight until the
   service has deleted them, and come again if the program dies. A message that the service refuses to delete stays in
-  flight for a visibility timeout more. While deletes fail or are refused, a consumer would otherwise work through the
+  flight until its lease ends. While deletes fail or are refused, a consumer would otherwise work through the
   whole queue, and then repeat all of it, until every message is in the dead-letter queue.
 - **A message that waits and lapses, or is lost, is not worked on**: another consumer may have it.
 - **The order of message groups (FIFO queues)**: a message waits until the work on the earlier ones of its group has
@@ -27,6 +27,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from heapq import heappop, heappush
 from typing import Final
 
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
@@ -112,8 +113,8 @@ class Consuming:
         self._lines: dict[str, deque[Work]] = {}
         self._left: dict[Batch, int] = {}  # the number of messages of a receive that have not ended
         self._held = 0  # the sum of those: in hand, and being settled
-        # The times when messages are visible again that the service refused to settle.
-        self._in_flight: deque[float] = deque()
+        # The times when messages are visible again that the service refused to settle: a heap.
+        self._in_flight: list[float] = []
         self._in_flight_timer: asyncio.TimerHandle | None = None
         self._received_messages = 0
         self._ended: Counter[Outcome] = Counter()
@@ -282,8 +283,8 @@ class Consuming:
             outcome = Outcome.LOST
         self._ended[outcome] += 1
         self._held -= 1
-        if outcome is Outcome.FAILED:
-            self._stays_in_flight()
+        if isinstance(event, Settled) and event.hidden_seconds:
+            self._stays_in_flight(event.hidden_seconds)
         if self._stream is not None:
             self._stream.look()
         left = self._left[batch] = self._left[batch] - 1
@@ -294,20 +295,27 @@ class Consuming:
             self._queue.keeper.drop(batch)
             self._changed.set()
 
-    def _stays_in_flight(self) -> None:
+    def _stays_in_flight(self, seconds: float) -> None:
         """Count a message that was not settled until it is visible again."""
-        loop = asyncio.get_running_loop()
-        self._in_flight.append(loop.time() + self._queue.policy.visibility_seconds)
-        if self._in_flight_timer is None and not self._stopping:
-            self._in_flight_timer = loop.call_at(self._in_flight[0], self._are_visible_again)
+        heappush(self._in_flight, asyncio.get_running_loop().time() + seconds)
+        if not self._stopping:
+            self._await_visible()
 
     def _are_visible_again(self) -> None:
         loop = asyncio.get_running_loop()
         while self._in_flight and self._in_flight[0] <= loop.time():
-            self._in_flight.popleft()
-        self._in_flight_timer = loop.call_at(self._in_flight[0], self._are_visible_again) if self._in_flight else None
+            heappop(self._in_flight)
+        self._await_visible()
         if self._stream is not None:
             self._stream.look()
+
+    def _await_visible(self) -> None:
+        if self._in_flight_timer is not None:
+            self._in_flight_timer.cancel()
+            self._in_flight_timer = None
+        if self._in_flight:
+            loop = asyncio.get_running_loop()
+            self._in_flight_timer = loop.call_at(self._in_flight[0], self._are_visible_again)
 
     def _do_not_begin(self, receipt: Receipt) -> None:
         """Take in that another consumer may have a message: if its work has not begun, it never begins."""

@@ -40,11 +40,13 @@ lease was handed on (:func:`trace_of`), with the time of the first receive as it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -62,7 +64,8 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from opentelemetry.context import Context
-    from opentelemetry.metrics import Counter, Histogram
+    from opentelemetry.metrics import Counter, Histogram, MeterProvider
+    from opentelemetry.metrics import Meter as ProgramMeter
     from opentelemetry.trace import Link, Span
 
 logger = logging.getLogger(__name__)
@@ -103,17 +106,60 @@ _T = TypeVar("_T")
 
 def open_telemetry_meter() -> Meter:
     """Return a meter that counts through OpenTelemetry, or one that counts nothing if the program does not use it."""
-    meter: Meter | None = _safely(_OpenTelemetryMeter) if "opentelemetry.metrics" in sys.modules else None
-    return Unmetered() if meter is None else meter
+    found = _safely(_instruments) if "opentelemetry.metrics" in sys.modules else None
+    return Unmetered() if found is None else found.meter
+
+
+class _Instruments:
+    """All instruments of one provider of a program.
+
+    Args:
+        provider: The provider.
+    """
+
+    def __init__(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter(NAME)
+        self.meter = _OpenTelemetryMeter(meter)
+        self.operation_duration: Histogram = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of a call about messages",
+            explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
+        )
+        self.consumed_messages: Counter = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Number of messages that were delivered to the application",
+        )
+        self.process_duration: Histogram = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Duration from the first receive of a lease to its last settlement",
+            explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
+        )
+
+
+def _instruments() -> _Instruments:
+    """Return the instruments of the program's provider, made once.
+
+    Where a program has no SDK, OpenTelemetry keeps each meter and each instrument that it is asked for.
+    """
+    from opentelemetry import metrics
+
+    return _instruments_of(metrics.get_meter_provider())
+
+
+_instruments_of = lru_cache(maxsize=1)(_Instruments)
 
 
 class _OpenTelemetryMeter:
-    """A meter that counts through OpenTelemetry."""
+    """A meter that counts through OpenTelemetry.
 
-    def __init__(self) -> None:
-        from opentelemetry import metrics
+    Args:
+        meter: The program's own one.
+    """
 
-        meter = metrics.get_meter(NAME)
+    def __init__(self, meter: ProgramMeter) -> None:
         messages = "{message}"
         self._held = meter.create_up_down_counter(f"{NAME}.held", messages, "Leases held now")
         self._batches = meter.create_up_down_counter(
@@ -169,37 +215,26 @@ class _OpenTelemetryMeter:
 
 def metered(transport: Transport, clock: Clock) -> Transport:
     """Return a transport that measures its calls; the same one if the program does not use OpenTelemetry's metrics."""
-    found = _safely(lambda: MeteredTransport(transport, clock)) if "opentelemetry.metrics" in sys.modules else None
-    return transport if found is None else found
+    found = _safely(_instruments) if "opentelemetry.metrics" in sys.modules else None
+    return transport if found is None else MeteredTransport(transport, clock, found)
 
 
 class MeteredTransport:
     """A transport that measures the calls of another one, by OpenTelemetry's conventions for messaging clients.
 
-    A cancelled call is not measured: the service may or may not have carried it out.
+    A call that was cancelled, mostly because its answer did not come in time, has ``error.type`` ``CancelledError``.
 
     Args:
         transport: Makes the calls.
         clock: The source of time.
+        instruments: Where the calls are measured.
     """
 
-    def __init__(self, transport: Transport, clock: Clock) -> None:
-        from opentelemetry import metrics
-
-        meter = metrics.get_meter(NAME)
+    def __init__(self, transport: Transport, clock: Clock, instruments: _Instruments) -> None:
         self._transport = transport
         self._clock = clock
-        self._duration: Histogram = meter.create_histogram(
-            "messaging.client.operation.duration",
-            "s",
-            "Duration of a call about messages",
-            explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
-        )
-        self._consumed: Counter = meter.create_counter(
-            "messaging.client.consumed.messages",
-            "{message}",
-            "Number of messages that were delivered to the application",
-        )
+        self._duration = instruments.operation_duration
+        self._consumed = instruments.consumed_messages
         self._attributes: dict[tuple[str, str], dict[str, Any]] = {}  # by queue and operation: made once
 
     async def queue_url(self, queue: str) -> str:
@@ -272,8 +307,9 @@ class MeteredTransport:
         began_at = self._clock.now()
         try:
             answer = await call
-        except SqsError as error:
-            self._record(queue_url, operation, self._clock.now() - began_at, error.code or type(error).__name__)
+        except (SqsError, asyncio.CancelledError) as error:
+            code = error.code if isinstance(error, SqsError) else ""
+            self._record(queue_url, operation, self._clock.now() - began_at, code or type(error).__name__)
             raise
         self._record(queue_url, operation, self._clock.now() - began_at, error_of(answer))
         return answer
@@ -547,16 +583,10 @@ def _finish(span: Span, counts: Mapping[Outcome, int], extensions: int, error_ty
 
 
 def _record_process(queue_url: str, seconds: float, error_type: str | None) -> None:
-    from opentelemetry import metrics
-
-    duration = metrics.get_meter(NAME).create_histogram(
-        "messaging.process.duration",
-        "s",
-        "Duration from the first receive of a lease to its last settlement",
-        explicit_bucket_boundaries_advisory=OPERATION_SECONDS,
-    )
     failed = {} if error_type is None else {_ERROR_TYPE: error_type}
-    duration.record(seconds, {**_attributes(queue_url), **_server(queue_url), **_PROCESS, **failed})
+    _instruments().process_duration.record(
+        seconds, {**_attributes(queue_url), **_server(queue_url), **_PROCESS, **failed}
+    )
 
 
 def _type_of_error(counts: Mapping[Outcome, int], error_type: str | None) -> str | None:
