@@ -49,6 +49,22 @@ def test_a_number_that_is_read_alone_is_the_nearest_double(given: str, found: fl
     assert repr(values) == repr([[("a", found)]])
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("7.038531e-26", 7.038530691851209e-26),
+        ("1.00000005960464477539062500000000001", 1.0000001192092896),
+        ("16777217", 16777216.0),
+        ("3.4028236e38", float("inf")),
+        ("-1e39", float("-inf")),
+    ],
+)
+def test_a_float_is_the_nearest_one_to_the_number_and_not_to_its_double(given: str, found: float) -> None:
+    """The first is how a FLOAT is written in the fewest digits, which is read as another one by way of a double."""
+    assert read(FloatType(), given) == ([found], [None])
+    assert read(MapType(StringType(), FloatType()), f'{{"a": {given}}}') == ([[("a", found)]], [None])
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("begin", ["", "-", "0.", "1e"])
 def test_a_text_of_many_digits_that_is_no_number_is_rejected_in_no_time(begin: str) -> None:

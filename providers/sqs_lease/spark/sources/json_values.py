@@ -10,7 +10,6 @@ type                  in the text
 DATE                  days since 1970
 TIMESTAMP(_NTZ)       microseconds since 1970
 DECIMAL               a number, rounded to the scale
-DOUBLE, FLOAT         the nearest double, in the fewest digits
 STRING                a string; any other value as its JSON text
 BINARY                a string in base64
 MAP                   an array of objects with a ``key`` and a ``value``
@@ -288,8 +287,9 @@ def _whole_number(text: bytes) -> int:
 
 def _fraction(text: bytes, _: Flaws) -> Any:
     _require(_is_number(text))
-    # Not as it came: Arrow's reader refuses a zero with a large exponent.
-    return float(text)
+    # Arrow's reader refuses a zero with a large exponent. Of all others it needs the digits: the double that is nearest
+    # to a number may have another nearest FLOAT than the number itself.
+    return msgspec.Raw(text) if (number := float(text)) else number
 
 
 def _is_number(text: bytes) -> bool:
