@@ -467,8 +467,7 @@ def _read_number_as(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind):
         # It would keep more digits than the type has.
         return pa.decimal256(76, kind.scale)
-    # A number is read as a double, whichever type it gets.
-    return pa.float64() if pa.types.is_floating(kind) else kind
+    return kind
 
 
 def _fits(values: pa.Array, kind: DataType, nullable: bool) -> pa.Array:
