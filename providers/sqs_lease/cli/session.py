@@ -33,8 +33,8 @@ class Session(Generic[_Reached]):
         transport: The transport.
 
     Attributes:
-        ended_by: What the last :meth:`run` was told to end by: Ctrl-C or SIGTERM; None if neither came. A coroutine may
-            return all the same, to say how far it got.
+        ended_by: Ctrl-C or SIGTERM, if it came during the last :meth:`run`; None without one. A coroutine may return
+            all the same, to say how far it got.
     """
 
     def __init__(self, transport: _Reached) -> None:
