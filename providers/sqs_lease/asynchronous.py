@@ -549,6 +549,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             nonlocal was_answered
             pause_seconds = FIRST_PAUSE_SECONDS
             while not self._stopping.is_set():
+                batch: AsyncLeasedBatch | None = None
                 try:
                     async with self.lease() as batch:
                         was_answered = True
@@ -569,7 +570,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     # The end of the block settled the batch.
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
-                    continue
+                    if batch is None or not batch.report().failed:
+                        continue
                 else:
                     pause_seconds = FIRST_PAUSE_SECONDS
                     continue

@@ -781,6 +781,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             pause_seconds = FIRST_PAUSE_SECONDS
             while not self._is_stopping:
                 block = self.lease()
+                batch: OwnLeasedBatch | None = None
                 try:
                     with block as batch:
                         # Added after the receive: a receive ends by itself, and its polls need an open lease.
@@ -800,7 +801,8 @@ class Consumer(AbstractContextManager["Consumer"]):
                 except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
-                    continue
+                    if batch is None or not batch.report().failed:
+                        continue
                 else:
                     pause_seconds = FIRST_PAUSE_SECONDS
                     continue

@@ -15,6 +15,7 @@ from sqs_lease import (
     LeaseReport,
     LeasesLostError,
     Message,
+    MessageFailed,
     blocking,
     dead_letter,
     release,
@@ -460,6 +461,24 @@ def test_a_message_that_the_dead_letter_queue_refuses_does_not_keep_the_others_w
 
     program.run(main)
     assert worked_on[-1] == "good"
+
+
+def test_it_pauses_after_refused_deletes_also_when_the_work_failed_a_message(program: Program) -> None:
+    program.orders.queue.send(*map(str, range(200)))
+    program.orders.faults = refused(Operation.DELETE)
+    worked_on: list[str] = []
+
+    async def work(batch: AsyncLeasedBatch) -> None:
+        worked_on.extend(message.body for message in batch)
+        raise MessageFailed({next(iter(batch)).message_id: "bad"})
+
+    async def main() -> None:
+        async with program.consumer(max_messages=10) as consumer:
+            asyncio.get_running_loop().call_later(VISIBILITY_SECONDS - 5, consumer.stop)
+            await consumer.run_batches(work)
+
+    program.run(main)
+    assert len(worked_on) <= 60
 
 
 def test_a_batch_whose_work_does_not_end_in_time_is_given_back(program: Program) -> None:
