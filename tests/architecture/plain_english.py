@@ -36,7 +36,7 @@ LEFT: Final[dict[str, int]] = {
     "docs": 0,
     "ingestion": 0,
     "keeper": 0,
-    "spark": 31,
+    "spark": 0,
     "sqs": 0,
     "sqs_lease": 0,
     "testing": 0,

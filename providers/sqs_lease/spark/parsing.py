@@ -1,4 +1,4 @@
-"""What Spark makes of a batch's messages: staged rows, rejects and messages that have nothing to store, in one pass."""
+"""Parsing of a batch's messages into staged rows, rejects and messages that have nothing to store, in one pass."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def parse_rejects(
 
 
 def _ids_once(message_ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The messages of some rows. Where each has one row, no column of theirs is made anew."""
+    """Return the messages of some rows, each once. If each has one row, the column itself is returned."""
     return pa.chunked_array([pc.unique(message_ids)], pa.string()) if len(repeated_ids(message_ids)) else message_ids
 
 

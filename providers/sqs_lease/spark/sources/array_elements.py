@@ -19,20 +19,20 @@ from sqs_lease.spark.schemas import record_batch
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, PartsChecker
 
 _NUMBER: Final = "^[0-9]+#"
-"""What stands before the id of a message in those of its elements."""
+"""The part of an element's id before the id of its message."""
 
 
 @dataclass(frozen=True)
 class ArrayElements(AroundSource[CheckerT]):
-    """JSON arrays, whose elements are messages of another source: what a producer sends together to save requests.
+    """JSON arrays, whose elements are messages of another source: a producer sends them together to save requests.
 
-    The records of one message are stored together or not at all: if one element is no record, its message is rejected,
-    and the reason says which it is. An empty array has nothing to store. A body that is no array is handed to the other
-    source as it is. Arrays are taken apart by Spark's tasks, on executors that have this package. A function of the
-    user's gets each element under an id of its own, made of its number and the id of the message.
+    The records of one message are stored together or not at all: if one element is not a record, its message is
+    rejected, and the reason names the element. An empty array has nothing to store. A body that is not an array is
+    handed to the other source as it is. Arrays are taken apart by Spark's tasks, on executors that have this package. A
+    function of the user's gets each element under an id of its own, made of its number and the id of the message.
 
     Attributes:
-        source: What the elements are, for example ``JsonSource("id BIGINT NOT NULL")``. Its ``dedupe_by`` has no
+        source: The source of the elements, for example ``JsonSource("id BIGINT NOT NULL")``. Its ``dedupe_by`` has no
             effect: messages are told apart by their ids.
     """
 
@@ -67,12 +67,12 @@ class ArrayElements(AroundSource[CheckerT]):
 
 
 def elements(text: str) -> list[str]:
-    """The elements of a JSON array, each as its text stands there, so that numbers keep all of their digits."""
+    """Return the elements of a JSON array, each as its text, so that numbers keep all of their digits."""
     return [bytes(element).decode() for element in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
 
 def checked_elements(body: str) -> list[tuple[str, str]]:
-    """The elements of a body that is strict JSON, each behind what it is called; the body itself if it is no array."""
+    """Return the elements of a body that is strict JSON, each with its name; the body itself if it is not an array."""
     if not isinstance(decode(body), list):
         return [("", body)]
     return [(f"element {number}: ", element) for number, element in enumerate(elements(body), 1)]

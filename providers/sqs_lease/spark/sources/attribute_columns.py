@@ -1,4 +1,4 @@
-"""What SQS and the sender say about a message, as columns beside those of its records."""
+"""Attributes of a message, by SQS and by the sender, as columns beside those of its records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SYSTEM_ATTRIBUTES: Final = frozenset(
         "SequenceNumber",
     }
 )
-"""What SQS itself says of a message: ``MessageSystemAttributeNames`` of ReceiveMessage in the SQS API Reference."""
+"""The attributes by SQS itself: ``MessageSystemAttributeNames`` of ReceiveMessage in the SQS API Reference."""
 
 JSON_OPTIONS: Final = {
     # Otherwise "NaN" and "Infinity" in quotes are numbers.
@@ -79,14 +79,14 @@ class AttributeColumns(AroundSource[CheckerT]):
     A column has the name of the attribute: one of those of SQS itself (``SenderId``, ``SentTimestamp``,
     ``ApproximateReceiveCount``, ``MessageGroupId``, ``SequenceNumber``, ...), or one that the sender gave. Values are
     texts, and are converted to the column's type: dates, times and numbers as in JSON (a time without a zone is in UTC,
-    ``NaN`` is no number), those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in base64, ``STRING``. A
+    ``NaN`` is not a number), those in milliseconds to ``TIMESTAMP``, bytes to ``BINARY`` or, in base64, ``STRING``. A
     message is rejected if a value cannot be converted, or a ``NOT NULL`` one is missing. Each record of a message has
     its attributes.
 
     Around ``SnsEnvelope`` they are those of the SQS message, within it those that were published.
 
     Attributes:
-        source: What the messages are, for example ``JsonSource("id BIGINT NOT NULL")``.
+        source: The source of the messages, for example ``JsonSource("id BIGINT NOT NULL")``.
         attributes: The columns, as a Spark DDL string (``"tenant STRING NOT NULL, `retry-of` BIGINT"``) or a
             ``StructType``.
     """
@@ -167,7 +167,7 @@ def _value(field: StructField, text: Column) -> Column:
 
 
 def _is_odd_number(text: Column) -> Column:
-    """Whether a text is no number, such as "NaN" or "1d", or one that no double can hold."""
+    """Whether a text is not a number, such as "NaN" or "1d", or is one that no double can hold."""
     return ~text.rlike(_NUMBER) | F.coalesce(F.abs(text.try_cast("double")) == float("inf"), F.lit(False))
 
 

@@ -38,12 +38,12 @@ _SCHEMA: Final = f"{MESSAGE} STRING, {_ATTRIBUTES} MAP<STRING, STRUCT<Type: STRI
 class SnsEnvelope(AroundSource[CheckerT]):
     """SNS notifications, as a topic sends them to a queue without raw message delivery.
 
-    The published text is handed to another source, with the attributes that were published with it. A body that is no
-    notification is rejected (with raw delivery there is no envelope: use the other source alone), and so are the
+    The published text is handed to another source, with the attributes that were published with it. A body that is not
+    a notification is rejected (with raw delivery there is no envelope: use the other source alone), and so are the
     confirmations of subscriptions. The message id and the time stay those of the queue.
 
     Attributes:
-        source: What was published, for example ``JsonSource("id BIGINT NOT NULL")``.
+        source: The source of the published texts, for example ``JsonSource("id BIGINT NOT NULL")``.
     """
 
     @property
@@ -111,7 +111,7 @@ def unwrap(body: str) -> str:
 
     Raises:
         NotANotificationError: The body is an envelope that holds none.
-        sqs_lease.batch_files.json_syntax.NotJsonError: The body is no JSON object.
+        sqs_lease.batch_files.json_syntax.NotJsonError: The body is not a JSON object.
     """
     return published(decode_object(body))
 

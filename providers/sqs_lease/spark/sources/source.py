@@ -1,4 +1,4 @@
-"""What a source is: it says which bodies are records, and turns a batch's messages into rows."""
+"""Sources: a source says which bodies are records, and turns a batch's messages into rows."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ CheckerT = TypeVar("CheckerT", bound=Checker)
 
 
 class NotANotificationError(ValueError):
-    """The body is no notification; the error's text says why, without a word of what it says."""
+    """The body is not a notification; the error's text says why, without a word of the body."""
 
 
 UNREADABLE: Final = (NotJsonError, NotANotificationError)
-"""Why a body is no message of a source: errors whose texts are reasons."""
+"""Errors of bodies that are not messages of a source; their texts are reasons."""
 
 
 class BodyChecker:
-    """Takes the bodies that can be read, unless what was read is judged to be no record.
+    """Takes the bodies that can be read, unless the value is judged not to be a record.
 
     ``read`` raises one of :data:`UNREADABLE` where a body cannot be read; ``judge`` gives the reason.
     """
@@ -96,7 +96,7 @@ class PartsChecker(Generic[CheckerT]):
 
 
 class FixedSource:
-    """What sources have in common of which the columns never change."""
+    """Base of sources with columns that never change."""
 
     @property
     def widens(self) -> bool:
@@ -117,7 +117,7 @@ class ArrowParser(Protocol):
 
 
 KeysOf: TypeAlias = Callable[[Sequence[str]], Sequence[str | None]]
-"""Names what each of some bodies says; None for one of which only the message id tells it from others."""
+"""Names the content of bodies; None for a body that only its message id tells from others."""
 
 
 @runtime_checkable
@@ -126,24 +126,24 @@ class KeyedSource(Protocol):
 
     @property
     def keys(self) -> KeysOf | None:
-        """What names bodies, called in the driver; None where the message ids are to tell messages apart."""
+        """The function that names bodies, called in the driver; None if the message ids are to tell messages apart."""
 
 
 IS_STORED: Final = "_sqs_lease_is_stored"
 """Of a message that is to be cleaned up: whether the table has its records, or it has nothing to store."""
 
 CleanerOf: TypeAlias = Callable[[DataFrame], CleanUp]
-"""Cleans up what messages were read from. It gets the columns of :mod:`sqs_lease.spark.batch_file` and
-:data:`IS_STORED`, and leaves alone whatever a message tells of that is not stored. It can be called again."""
+"""Cleans up the objects that messages were read from. It gets the columns of :mod:`sqs_lease.spark.batch_file` and
+:data:`IS_STORED`, and leaves alone all objects of messages that are not stored. It can be called again."""
 
 
 @runtime_checkable
 class CleaningSource(Protocol):
-    """A source that can clean up what its messages were read from, such as objects, once their records are stored."""
+    """A source that can clean up the objects that its messages were read from, once their records are stored."""
 
     @property
     def cleaner(self) -> CleanerOf | None:
-        """What cleans up after a batch, called in the driver after its commit; None where everything is left."""
+        """The function that cleans up, called in the driver after a batch's commit; None to leave everything."""
 
 
 class Source(Protocol[CheckerT]):
@@ -151,7 +151,7 @@ class Source(Protocol[CheckerT]):
 
     @property
     def identity(self) -> str:
-        """Names everything about the source that decides what becomes of a message.
+        """Everything about the source that decides the outcome of a message.
 
         It is a part of a batch's default name, so that messages which were rejected get their next chance when the
         source is corrected.
@@ -169,7 +169,7 @@ class Source(Protocol[CheckerT]):
 
         Args:
             messages: The messages that were not rejected, as for :meth:`parse`.
-            checker: What looked at all bodies of the batch.
+            checker: The checker that looked at all bodies of the batch.
 
         Raises:
             SchemaError: The source was given a schema that cannot be used, or none can be found.
@@ -180,7 +180,7 @@ class Source(Protocol[CheckerT]):
 
         Args:
             messages: One row a message that was not rejected: the columns of :mod:`sqs_lease.spark.batch_file`.
-            columns: What :meth:`columns` returned.
+            columns: The columns that :meth:`columns` returned.
 
         Returns:
             ``columns``, then ``MESSAGE_ID``, ``SENT_AT`` and ``REASON`` of :mod:`sqs_lease.spark.columns`. A message
@@ -196,10 +196,10 @@ class ArrowSource(Protocol):
     """A source of which tasks can read the messages themselves, where the table takes their rows: it is quicker."""
 
     def arrow_parser(self, columns: StructType) -> ArrowParser | None:
-        """What the tasks read them with.
+        """Return the parser with which tasks read them.
 
         Args:
-            columns: What :meth:`Source.columns` returned.
+            columns: The columns that :meth:`Source.columns` returned.
 
         Returns:
             The parser; None where only Spark can read these columns.
@@ -208,7 +208,7 @@ class ArrowSource(Protocol):
 
 @dataclass(frozen=True)
 class AroundSource(Generic[CheckerT]):
-    """What sources have in common that prepare messages for another one."""
+    """Base of sources that prepare messages for another one."""
 
     source: Source[CheckerT]
 

@@ -34,7 +34,7 @@ from sqs_lease.spark.sources.s3_events.parquet import Parquet
 from sqs_lease.spark.sources.source import BodyChecker, CleanerOf, FixedSource, KeysOf
 
 ObjectFormat = Literal["jsonl", "json", "csv", "parquet"]
-"""What the objects are."""
+"""The format of the objects."""
 
 _FORMATS: Final = get_args(ObjectFormat)
 _OBJECT_COLUMNS: Final = (
@@ -76,10 +76,10 @@ class S3EventsSource(FixedSource):
         read: How objects are read, as :class:`S3Read` or a mapping of some of its attributes.
         region: The region of S3; None, the default, for what the executors' environment says.
         endpoint_url: Another server that speaks S3; None, the default, for what the executors' environment says.
-        clean_source: What becomes of an object when its records are committed: ``"off"``, the default, leaves it;
-            ``"delete"`` deletes it, or the version of which the notification tells; a mapping of texts is tags that it
-            gets, besides those that it has. Never done for an object of which a rejected message of the batch tells,
-            nor for one that was written anew since. Errors of it are in the result, and fail nothing.
+        clean_source: The action on an object when its records are committed. ``"off"``, the default, leaves it;
+            ``"delete"`` deletes it, or the version that the notification names; a mapping of strings is tags that it
+            gets, besides those that it has. An object that a rejected message of the batch names is left, and so is one
+            that was written again since. Errors of the clean-up are in the result, and fail nothing.
     """
 
     format: ObjectFormat

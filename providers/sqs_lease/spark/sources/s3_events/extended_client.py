@@ -28,9 +28,9 @@ _POINTERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class ExtendedClientSource(FixedSource):
-    """JSON messages, of which the library put the large ones into S3, and sent a pointer.
+    """JSON messages; the library put the large ones into S3, and sent pointers.
 
-    What is in the object, or in the body itself, is an object of JSON, as strict as for ``JsonSource``, or an array of
+    The content of the object, or of the body itself, is a JSON object, as strict as for ``JsonSource``, or an array of
     objects, which are records. Objects are read on the executors, with boto3 and the credentials of their environment;
     they are not removed: let a lifecycle rule of the bucket do that. A message is rejected when S3 refuses its object.
     When S3 does not answer, nothing of the batch is stored.
@@ -83,7 +83,7 @@ def pointed_at(body: str) -> tuple[S3Object | Content]:
 
     Raises:
         NotANotificationError: It is a pointer that names no object.
-        sqs_lease.batch_files.json_syntax.NotJsonError: It is no JSON.
+        sqs_lease.batch_files.json_syntax.NotJsonError: It is not JSON.
     """
     match decode(body):
         case [str(kind), {"s3BucketName": str(bucket), "s3Key": str(key)}] if kind in _POINTERS and bucket and key:
