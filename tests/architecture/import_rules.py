@@ -71,7 +71,7 @@ LAYERS: Final = {
     "keeper": Layer(layers=BASE, distributions=frozenset({"msgspec"}), late=frozenset({"opentelemetry"})),
     "blocking": Layer(layers=BASE, distributions=frozenset({"boto3"})),
     "asynchronous": Layer(layers=BASE | {"blocking"}),
-    "batch_files": Layer(layers=BASE, distributions=frozenset({"jiter", "msgspec", "pyarrow"})),
+    "batch_files": Layer(layers=BASE, distributions=frozenset({"msgspec", "pyarrow"})),
     "ingestion": Layer(layers=BASE | {"batch_files"}, distributions=frozenset({"msgspec"})),
     PACKAGE: Layer(layers=BASE | {"asynchronous", "blocking"}),
     "airflow": Layer(

@@ -15,10 +15,20 @@ from pyspark.sql.types import StructType
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import CommitConflict, DeltaSink, IngestResult, JsonSource, Sink, Source, ingest
+from sqs_lease.spark.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 
 SCHEMA = "id BIGINT NOT NULL, name STRING"
+
+
+def why_not_json(text: str) -> str | None:
+    """Why a text is not one JSON object; None if it is one."""
+    try:
+        decode_object(text)
+    except NotJsonError as error:
+        return str(error)
+    return None
 
 
 def message(message_id: str, body: str, *, receive_count: int = 1) -> Message:

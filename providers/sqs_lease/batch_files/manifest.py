@@ -10,8 +10,8 @@ has no footer, and is not a manifest. A reader ignores columns and keys that it 
 that it does not know.
 
 The writer does not inspect bodies: it makes columns of the texts as they come, and takes 5 to 6 µs of processor time a
-message of 1 kB. The tasks that parse the bodies check whether they are JSON (:mod:`sqs_lease.batch_files.json_syntax`),
-on all cores; in the writer that check took 10 µs more, on one core. (Both measured on a busy machine, best of 7.)
+message of 1 kB. The tasks that parse the bodies check whether they are JSON, on all cores; in the writer that check
+took 10 µs more, on one core. (Both measured on a busy machine, best of 7.)
 
 This module is independent of orchestrators: a path is anything that opens files as :class:`pathlib.Path` does, for
 example Airflow's ``ObjectStoragePath``. It needs pyarrow: ``pip install "sqs-lease[manifest]"``.

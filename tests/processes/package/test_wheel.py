@@ -57,7 +57,6 @@ NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
     "sqs_lease.cli": ("cli", {"rich", "typer"}),
     "sqs_lease.dagster": ("dagster", {"dagster"}),
-    "sqs_lease.batch_files.json_syntax": ("spark", {"jiter"}),
     "sqs_lease.batch_files.manifest": ("manifest", {"pyarrow"}),
     "sqs_lease.spark": ("spark", {"pyspark", "py4j", "deltalake", "pyarrow", "jiter", "numpy", "psycopg"}),
 }

@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sqs_lease.batch_files import manifest
-from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark import DeltaSink, JsonSource
 from sqs_lease.spark.batch_parts import BatchParts
@@ -30,6 +29,7 @@ from tests.spark.samples import (
     rows,
     staged_files,
     stored_ids,
+    why_not_json,
 )
 
 pytestmark = pytest.mark.processes

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType, TimestampType
 
-from sqs_lease.batch_files.json_syntax import why_not_json
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json_values import ObjectReader
+from tests.spark.samples import why_not_json
 
 # Schemas are read with the help of a session.
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("spark")]

@@ -134,7 +134,7 @@ class TestOnSpark:
     @pytest.mark.parametrize(
         ("schema", "says"),
         [
-            ("reason STRING", "column reason, which has a meaning of its own"),
+            ("reason STRING", "column reason, which has another meaning"),
             ("a STRUCT<v: VARIANT>", r"column a\.v: .* cannot have the type variant"),
             ("id BIGGINT", "is not Spark DDL"),
         ],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
+from sqs_lease.spark.json_syntax import NotJsonError
 from sqs_lease.spark.sources.s3_events.notification import S3Object, created_objects, key_of
 from sqs_lease.spark.sources.source import NotANotificationError
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record

@@ -66,7 +66,7 @@ def test_what_is_not_of_the_schema_is_refused(spark: SparkSession, function: Any
 
 
 def test_columns_of_the_answer_are_no_columns_of_the_schema(spark: SparkSession) -> None:
-    with pytest.raises(SchemaError, match="a column reason, which has a meaning of its own"):
+    with pytest.raises(SchemaError, match="a column reason, which has another meaning"):
         SparkSource(words, "Reason STRING").checker()
 
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, why_not_json
 from sqs_lease.batch_files.manifest import message_tables
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.spark.batch_file import place_of
+from sqs_lease.spark.json_syntax import NotJsonError
 from sqs_lease.spark.sources.array_elements import checked_elements, elements
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.s3_events.extended_client import pointed_at
@@ -29,6 +29,7 @@ from sqs_lease.spark.sources.s3_events.notification import created_objects, key_
 from sqs_lease.spark.sources.sns import unwrap
 from sqs_lease.spark.sources.source import BodyChecker, NotANotificationError, PartsChecker
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, said_by
+from tests.spark.samples import why_not_json
 from tests.spark.sources.s3_messages import direct, event_bridge, in_sns, record
 
 RECORD: Final = {"id": 1, "name": CONTENT, "at": "2013-01-02T03:04:05Z", "tags": [CONTENT], "home": {"zip": 1}}

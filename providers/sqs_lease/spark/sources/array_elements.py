@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
+from sqs_lease.spark.json_syntax import decode
 from sqs_lease.spark.schemas import record_batch
 from sqs_lease.spark.sources.source import AroundSource, CheckerT, PartsChecker
 

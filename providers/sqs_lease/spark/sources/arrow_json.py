@@ -46,7 +46,6 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.arrow_values import (
     binary_array,
     bool_array,
@@ -60,6 +59,7 @@ from sqs_lease.spark.arrow_values import (
     text_scalar,
 )
 from sqs_lease.spark.columns import REASON
+from sqs_lease.spark.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.schemas import arrow_schema, relaxed, types_in
 from sqs_lease.spark.sources.json_values import (
     BASE64,

@@ -29,10 +29,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
+from sqs_lease.spark.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.schemas import (
     DEEPEST,
     arrow_schema,

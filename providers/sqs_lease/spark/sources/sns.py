@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.spark import batch_file
+from sqs_lease.spark.json_syntax import decode_object
 from sqs_lease.spark.sources.attribute_columns import JSON_OPTIONS
 from sqs_lease.spark.sources.source import (
     UNREADABLE,
@@ -111,7 +111,7 @@ def unwrap(body: str) -> str:
 
     Raises:
         NotANotificationError: The body is an envelope that holds none.
-        sqs_lease.batch_files.json_syntax.NotJsonError: The body is not a JSON object.
+        sqs_lease.spark.json_syntax.NotJsonError: The body is not a JSON object.
     """
     return published(decode_object(body))
 

@@ -10,8 +10,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from sqs_lease.batch_files.json_syntax import NotJsonError
 from sqs_lease.ingestion.result import CleanUp
+from sqs_lease.spark.json_syntax import NotJsonError
 
 
 class Checker(Protocol):

@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
-from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.json_syntax import decode
 from sqs_lease.spark.schemas import quoted
 from sqs_lease.spark.sources.source import BodyChecker, FixedSource
 

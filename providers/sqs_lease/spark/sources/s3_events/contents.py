@@ -27,7 +27,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode_object
+from sqs_lease.spark.json_syntax import NotJsonError, decode_object
 from sqs_lease.spark.sources.s3_events.allowance import Allowance, OverAllowanceError, SpoolFullError
 
 LINE: Final = "_sqs_lease_line"

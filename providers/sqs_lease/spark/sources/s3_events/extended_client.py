@@ -9,8 +9,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
-from sqs_lease.batch_files.json_syntax import decode
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
+from sqs_lease.spark.json_syntax import decode
 from sqs_lease.spark.schemas import json_schema, notation
 from sqs_lease.spark.sources.arrow_json import ArrowJson
 from sqs_lease.spark.sources.json import json_rows
@@ -83,7 +83,7 @@ def pointed_at(body: str) -> tuple[S3Object | Content]:
 
     Raises:
         NotANotificationError: It is a pointer that names no object.
-        sqs_lease.batch_files.json_syntax.NotJsonError: It is not JSON.
+        sqs_lease.spark.json_syntax.NotJsonError: It is not JSON.
     """
     match decode(body):
         case [str(kind), {"s3BucketName": str(bucket), "s3Key": str(key)}] if kind in _POINTERS and bucket and key:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
-from sqs_lease.batch_files.json_syntax import decode_object
 from sqs_lease.core.failure_rules import printable
+from sqs_lease.spark.json_syntax import decode_object
 from sqs_lease.spark.sources.sns import is_envelope, published
 from sqs_lease.spark.sources.source import UNREADABLE, NotANotificationError
 
@@ -62,7 +62,7 @@ def created_objects(body: str) -> tuple[S3Object, ...]:
 
     Raises:
         NotANotificationError: The message is not from S3, or lacks the name of an object.
-        sqs_lease.batch_files.json_syntax.NotJsonError: The message, or the text in its envelope, is not a JSON object.
+        sqs_lease.spark.json_syntax.NotJsonError: The message, or the text in its envelope, is not a JSON object.
     """
     event = decode_object(body)
     if is_envelope(event):

@@ -65,15 +65,6 @@ def decode_object(text: str | bytes, *, exactly: bool = False) -> dict[str, Any]
     return _exactly(text) if exactly else value
 
 
-def why_not_json(text: str) -> str | None:
-    """Say why a text is not one JSON object (RFC 8259), without quoting it; None if it is one."""
-    try:
-        decode_object(text)
-    except NotJsonError as error:
-        return str(error)
-    return None
-
-
 def _exactly(text: str | bytes) -> dict[str, Any]:
     try:
         record: dict[str, Any] = jiter.from_json(text.encode() if isinstance(text, str) else text, float_mode="decimal")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sqs_lease.batch_files.json_syntax import NotJsonError, decode, decode_object
+from sqs_lease.spark.json_syntax import NotJsonError, decode, decode_object
 
 repeatable = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
 """However slow the machine is, and with the same examples each time."""
