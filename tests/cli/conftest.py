@@ -7,6 +7,7 @@ from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configu
 # isort: on
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,14 @@ from tests.cli.wire import Wire, wire_to
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+@pytest.fixture
+def usual_sigterm() -> Iterator[None]:
+    """SIGTERM as a process of the command has it. Dagster, for one, handles it for good in this process."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -407,6 +407,7 @@ def test_an_interrupted_move_task_is_cancelled(
     assert task.status == CANCELLED
 
 
+@pytest.mark.usefixtures("usual_sigterm")
 def test_sigterm_cancels_a_move_task_too(slow_orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     async def terminated(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -58,6 +58,7 @@ def test_a_second_ctrl_c_does_not_stop_what_the_first_one_began() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("usual_sigterm")
 def test_sigterm_ends_a_command_only_when_it_has_tidied_up() -> None:
     tidied: list[str] = []
 
