@@ -223,4 +223,5 @@ def test_the_extra_of_manifests_has_no_need_of_what_parses_bodies(tmp_path: Path
     program = [sys.executable, "-c", WITHOUT_PARSER, str(tmp_path / "m")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "providers")}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("1\n", "")
+    # By its exit code, too: a process that read by Arrow's threads was aborted at its end, up to pyarrow 23.
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

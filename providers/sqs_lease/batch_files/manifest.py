@@ -241,7 +241,11 @@ def rows_of(path: object, file: pq.ParquetFile, names: list[str], *, group: int 
     try:
         for name in SCHEMA.names:
             file.schema_arrow.field(name)
-        rows = file.read(columns=names) if group is None else file.read_row_group(group, columns=names)
+        # Not by Arrow's threads: up to pyarrow 23, every second process that ends soon after such a read is aborted.
+        if group is None:
+            rows = file.read(columns=names, use_threads=False)
+        else:
+            rows = file.read_row_group(group, columns=names, use_threads=False)
         return rows.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, KeyError, ValueError):
         # Not the error itself: it may quote a body.
