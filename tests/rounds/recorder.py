@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 DIRECTORY: Final = "ROUNDS_BELIEFS"
 BREAK: Final = "ROUNDS_BREAK"
-BREAKS: Final = ("extensions", "deadlines", "batches")
 
 LATER_SECONDS: Final = 600.0
 """By how much the deadlines of a false hand-over are too late."""
@@ -60,8 +59,10 @@ def install() -> None:
     kind, _, times = os.environ.get(BREAK, "").partition(":")
     if kind == "extensions":
         _fake_extensions(int(times))
-    elif kind in BREAKS:
-        _falsify_hand_overs(kind, int(times), Path(directory) / "newest")
+    elif kind == "deadlines":
+        _falsify_deadlines(int(times))
+    elif kind == "batches":
+        _falsify_batches(int(times), Path(directory) / "newest")
 
 
 def _record(directory: Path) -> None:
@@ -147,8 +148,8 @@ def _fake_extensions(times: int) -> None:
     _replace(ClientTransport, change_visibility=half_sent)
 
 
-def _falsify_hand_overs(kind: str, times: int, newest: Path) -> None:
-    """Write false leases for the next holder of one batch of so many; ``newest`` is what any process wrote last."""
+def _falsify_deadlines(times: int) -> None:
+    """Write deadlines that are too late for the next holder of one batch of so many."""
     from msgspec.structs import replace as replace_lease
 
     from sqs_lease.keeper.batch import Batch
@@ -156,23 +157,33 @@ def _falsify_hand_overs(kind: str, times: int, newest: Path) -> None:
 
     pass_on, random = Batch.pass_on, Random()
 
-    def exchange(written: WrittenBatch) -> tuple[Lease, ...]:
-        before = WrittenBatch.decode(newest.read_text()).leases if newest.exists() else ()
-        newest.write_text(written.encode())
-        return before
-
     async def falsified(self: Batch, seconds: float) -> WrittenBatch:
         written = await pass_on(self, seconds)
-        before = exchange(written)
-        if not written.leases or random.random() >= 1 / times:
+        if random.random() >= 1 / times:
             return written
-        if kind == "deadlines":
-            leases = [replace_lease(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]
-        else:
-            leases = [*before, *written.leases][: len(written.leases)]
-        return replace(written, leases=tuple(leases))
+        later = [replace_lease(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]
+        return replace(written, leases=tuple(later))
 
     _replace(Batch, pass_on=falsified)
+
+
+def _falsify_batches(times: int, newest: Path) -> None:
+    """Encode leases of the batch before in place of those of one batch of so many.
+
+    It is done where leases become text, because the sensor itself refuses leases that do not fit its messages. Modules
+    that import the function get this one: no module of a host is imported yet.
+    """
+    from sqs_lease.keeper import plain_leases
+
+    encode, random = plain_leases.encode_leases, Random()
+
+    def falsified(leases: Sequence[Lease]) -> str:
+        before = plain_leases.decode_leases(newest.read_text()) if newest.exists() else []
+        newest.write_text(encode(leases))
+        is_false = random.random() < 1 / times
+        return encode([*before, *leases][: len(leases)] if is_false else leases)
+
+    plain_leases.encode_leases = falsified
 
 
 def _replace(owner: type, **methods: Any) -> None:

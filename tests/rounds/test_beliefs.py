@@ -183,13 +183,14 @@ def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path
 
 PASSES_ON = """
 import json
+from sqs_lease.keeper import plain_leases
 from tests.keeper.test_passing_on import Ground
 ground = Ground(0)
 async def scenario():
     for number in range(2):
         ground.sqs.send(ground.queue_url, str(number))
         written = await ground.receive(ground.keeper()).pass_on(300)
-        lease, = written.leases
+        lease, = plain_leases.decode_leases(plain_leases.encode_leases(written.leases))
         print(json.dumps([lease.receipt.message_id, lease.deadline - written.written_at]))
 ground.run(scenario)
 """
