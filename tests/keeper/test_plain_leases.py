@@ -7,35 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from sqs_lease.core.messages import Lease, Receipt
-from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases, from_wall_time, to_wall_time
+from sqs_lease.keeper.plain_leases import WrittenBatch, decode_leases
 from sqs_lease.testing import VirtualClock
 
 EPOCH = 1_767_225_600.0
-
-
-def a_lease(received_at: float) -> Lease:
-    return Lease(Receipt("m0", "handle"), received_at, received_at + 30)
-
-
-@pytest.mark.parametrize("ahead_seconds", [5.1, 60.0, 43_200.0])
-def test_a_lease_from_the_future_counts_as_received_now_and_is_doubtful(ahead_seconds: float) -> None:
-    clock = VirtualClock(100, wall_start=EPOCH)
-    (lease,) = from_wall_time([a_lease(EPOCH + ahead_seconds)], clock)
-    assert [lease.received_at, lease.deadline] == pytest.approx([100, 130])
-    assert lease.doubtful is True
-
-
-@pytest.mark.parametrize("ahead_seconds", [0.0, 0.2, 5.0])
-def test_clocks_may_differ_a_little(ahead_seconds: float) -> None:
-    clock = VirtualClock(100, wall_start=EPOCH)
-    (lease,) = from_wall_time([a_lease(EPOCH + ahead_seconds)], clock)
-    assert [lease.received_at, lease.deadline] == pytest.approx([100, 130])
-    assert lease.doubtful is False
-
-
-def test_a_lease_comes_back_as_it_was() -> None:
-    clock = VirtualClock(100, wall_start=EPOCH)
-    assert from_wall_time(to_wall_time([a_lease(90)], clock), clock) == [a_lease(90)]
 
 
 def read_later(seconds: float, lease: Lease) -> Lease:
@@ -71,16 +46,6 @@ def test_a_calendar_that_is_behind_by_more_than_the_margin_is_not_believed(secon
 
 def test_a_doubt_goes_from_holder_to_holder() -> None:
     assert read_later(1.0, LASTS_30_S.in_doubt()).doubtful is True
-
-
-@pytest.mark.parametrize("overdue_seconds", [0.0, 60.0])
-def test_an_overdue_lease_that_was_written_at_no_known_time_is_in_doubt_and_no_older_than_that(
-    overdue_seconds: float,
-) -> None:
-    clock = VirtualClock(100, wall_start=EPOCH)
-    (lease,) = from_wall_time([a_lease(EPOCH - 30 - overdue_seconds)], clock)
-    assert [lease.received_at, lease.deadline] == pytest.approx([70, 100])
-    assert lease.doubtful is True
 
 
 @pytest.mark.parametrize("decode", [decode_leases, WrittenBatch.decode])

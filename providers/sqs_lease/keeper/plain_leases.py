@@ -184,23 +184,3 @@ def to_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
     """Return leases with times in seconds since the epoch, from leases with times of a clock."""
     ahead = clock.wall() - clock.now()
     return [lease.shifted(ahead) for lease in leases]
-
-
-def from_wall_time(leases: Sequence[Lease], clock: Clock) -> list[Lease]:
-    """Return leases with times of a clock, from leases with times in seconds since the epoch.
-
-    It is for leases without a known time of writing; see :meth:`WrittenBatch.leases_now` otherwise. A lease that was
-    received in the future shows that the calendars of the two machines differ. It counts as received just now, so that
-    it gets no hours that it does not have. If they differ by more than :data:`CLOCK_ERROR_SECONDS`, it is in doubt. A
-    lease past its deadline is in doubt, too, and the time beyond the deadline does not count for its age.
-    """
-    behind = clock.now() - clock.wall()
-    return [_believed(lease.shifted(behind), clock.now()) for lease in leases]
-
-
-def _believed(lease: Lease, now: float) -> Lease:
-    ahead, overdue = lease.received_at - now, now - lease.deadline
-    if ahead > 0:
-        lease = lease.shifted(-ahead)
-        return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()
-    return lease.shifted(overdue).in_doubt() if overdue >= 0 else lease

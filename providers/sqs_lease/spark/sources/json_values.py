@@ -414,9 +414,6 @@ _SINGLE: Final[Mapping[type[DataType], _Read]] = {
 }
 """The readers of types without anything inside; of texts and DECIMAL, there are many types."""
 
-READ_TYPES: Final = (*_SINGLE, ArrayType, DecimalType, MapType, StringType, StructType)
-"""All types that are read."""
-
 
 def decoded(base64_text: str) -> bytes:
     """The bytes of a text in base64 that was checked."""
