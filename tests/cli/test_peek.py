@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sqs_lease.cli import peek, sampling
 from sqs_lease.core.calls import EntryAnswer, Verdict
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
@@ -80,6 +82,44 @@ def test_a_body_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None:
     leased_queues.create("orders", "first\n\x9b31msecond [bold]third")
 
     assert "first\n\\x9b31msecond [bold]third\n" in sqs_lease("peek", "orders", "--bodies").out
+
+
+def test_a_body_in_json_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None:
+    body = "first\n\x9b31m\x7f\u202esecond \U000e0001 é"
+    leased_queues.create("orders", body)
+
+    ran = sqs_lease("peek", "orders", "--bodies", "--json")
+
+    assert all(character.isprintable() for character in ran.out.replace("\n", ""))
+    assert "é" in ran.out
+    assert [message["body"] for message in json.loads(ran.out)["messages"]] == [body]
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_names_of_a_server_cannot_steer_the_terminal(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    receive = MemoryTransport.receive
+
+    async def receive_strange_names(*arguments: Any, **options: Any) -> list[Message]:
+        found = await receive(*arguments, **options)
+        return [
+            replace(
+                message,
+                receipt=Receipt("[red]id\x9b31m", message.receipt.handle),
+                attributes={**message.attributes, "MessageGroupId": "[b]group\x9b"},
+                message_attributes={"[i]kind\x9b": {"DataType": "String", "StringValue": "-"}},
+            )
+            for message in found
+        ]
+
+    monkeypatch.setattr(MemoryTransport, "receive", receive_strange_names)
+
+    ran = sqs_lease("peek", "orders", "--bodies", columns=columns)
+
+    for name in ("[red]id\\x9b31m", "[b]group\\x9b", "[i]kind\\x9b"):
+        assert name in ran.out
+    assert "\x9b" not in ran.out + ran.err
 
 
 def test_a_message_id_stays_on_one_line_in_eighty_columns(leased_queues: LeasedQueues) -> None:

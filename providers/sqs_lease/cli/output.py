@@ -81,8 +81,18 @@ def marked(mark: Mark, screen: Console) -> Text:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; the same input gives the same bytes, in a terminal and in a pipe."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Print one JSON document; the same input gives the same bytes, in a terminal and in a pipe.
+
+    Characters that a terminal may obey are JSON's escapes: bodies and names come from strangers.
+    """
+    lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
+    sys.stdout.write("\n".join(map(_printable_json, lines)) + "\n")
+
+
+def _printable_json(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def print_error(message: str) -> None:

@@ -98,8 +98,8 @@ def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodie
     screen.print(_table(attributes, sample, screen))
     if bodies:
         for message in sample.messages:
-            screen.print(Rule(Text(message.message_id), align="left", style="dim"))
-            screen.print(Text(harmless(message.body)), soft_wrap=True)
+            screen.print(Rule(_literal(message.message_id), align="left", style="dim"))
+            screen.print(_literal(message.body), soft_wrap=True)
     print_remarks(screen, _remarks(attributes, sample.messages))
 
 
@@ -126,10 +126,11 @@ def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
         age = age_seconds(message, sample.looked_at)
         most = attributes.max_receive_count
         is_last = most is not None and message.receive_count >= most
-        group = Text(message.message_group_id or "")
-        names = Text(", ".join(sorted(message.message_attributes)))
+        message_id = _literal(message.message_id)
+        group = _literal(message.message_group_id or "")
+        names = _literal(", ".join(sorted(message.message_attributes)))
         table.add_row(
-            _with_details(message.message_id, group=group, attributes=names) if below else message.message_id,
+            _with_details(message_id, group=group, attributes=names) if below else message_id,
             "" if age is None else shown_duration(round(age)),
             Text(
                 f"{message.receive_count}" if most is None else f"{message.receive_count} of {most}",
@@ -142,10 +143,15 @@ def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
     return table
 
 
-def _with_details(message_id: str, **details: Text) -> Group:
+def _literal(text: str) -> Text:
+    """Return a sender's or a server's text, in which neither Rich nor the terminal finds anything to obey."""
+    return Text(harmless(text), overflow="fold")
+
+
+def _with_details(message_id: Text, **details: Text) -> Group:
     lines = (Text.assemble(f"{name} ", text) for name, text in details.items() if text)
     # An id in two lines cannot be searched for or copied, so the other columns are narrower.
-    return Group(Text(message_id, overflow="fold"), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+    return Group(message_id, *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def _remarks(attributes: QueueAttributes, messages: Sequence[Message]) -> Iterator[tuple[Mark, str]]:
