@@ -49,7 +49,10 @@ class Belief:
 
 
 def read_beliefs(directory: Path, ledger: Ledger, since: float) -> list[Belief]:
-    """Read what the processes of a stack recorded since a moment, in the order of time."""
+    """Read what the processes of a stack recorded since a moment, in the order of time.
+
+    What was written down before that moment counts, too: a batch of now must not take a lease of another batch of then.
+    """
     lines = (line for file in directory.glob("*.jsonl") for line in read_lines(file))
     beliefs = [
         Belief(
@@ -63,7 +66,7 @@ def read_beliefs(directory: Path, ledger: Ledger, since: float) -> list[Belief]:
             line.get("batch"),
         )
         for line in lines
-        if line["at"] >= since
+        if line["at"] >= since or line["what"] == "writes"
     ]
     return sorted(beliefs, key=lambda belief: belief.at)
 

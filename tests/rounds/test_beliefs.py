@@ -181,6 +181,24 @@ def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path
     )
 
 
+def test_a_lease_of_a_batch_of_an_earlier_round_is_not_taken_by_another_batch(tmp_path: Path) -> None:
+    ledger = Ledger()
+    answer = {"Messages": [{"MessageId": "earlier", "ReceiptHandle": "handle"}]}
+    ledger.note(A, "ReceiveMessage", {}, answer, (-20.0, -19.9))
+    lease = {"holder": A, "id": "earlier", "key": recorder.key_of("handle")}
+    lines = [
+        {**lease, "at": -15.0, "what": "holds", "until": 30.0},
+        {**lease, "at": -10.0, "what": "writes", "batch": "earlier"},
+        {**lease, "at": 5.0, "what": "takes", "batch": "now"},
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    beliefs = read_beliefs(tmp_path, ledger, 0.0)
+
+    assert [belief.what for belief in beliefs] == ["writes", "takes"]
+    assert rules(audit(replace(GOOD, beliefs=beliefs))) == [Rule.NOT_HANDED_OVER]
+
+
 PASSES_ON = """
 import json
 from sqs_lease.keeper import plain_leases
