@@ -215,16 +215,22 @@ class BatchFile:
 
 @contextmanager
 def written_batch(
-    messages: Messages, *, workspace: str | Path | None, checker: Checker, keys_of: KeysOf | None = None
+    messages: Messages,
+    *,
+    workspace: str | Path | None,
+    checker: Checker,
+    keys_of: KeysOf | None = None,
+    runs_tasks_here: bool = False,
 ) -> Iterator[BatchFile | None]:
     """Write a batch to a file, which is removed at the end of the block.
 
     Args:
         messages: The batch.
-        workspace: A directory which the driver and all executors reach by this path; None if there is none, so that
-            only the driver has the file.
+        workspace: A directory which the driver and all executors reach by this path; None for a private directory of
+            this machine.
         checker: Checks all bodies on the way.
         keys_of: Returns the keys of bodies; None, the default, if message ids are the only keys.
+        runs_tasks_here: Whether tasks run on this machine, so that they reach a private directory, too.
 
     Yields:
         The file; None for a batch without messages.
@@ -250,10 +256,11 @@ def written_batch(
             bring = partial(_bring, messages, stack.enter_context(messages.open("rb")))
             name = messages
         directory = stack.enter_context(scratch_directory(workspace))
+        is_shared = workspace is not None or runs_tasks_here
         path = directory / "messages.parquet"
         with _writing(directory):
             bring(path)
-            batch = _read_batch(path, name, checker, keys_of, is_shared=workspace is not None)
+            batch = _read_batch(path, name, checker, keys_of, is_shared=is_shared)
         yield batch
 
 

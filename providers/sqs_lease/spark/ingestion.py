@@ -46,7 +46,7 @@ from sqs_lease.spark.loading import Loaded, Loading
 from sqs_lease.spark.message_ids import NO_IDS, filtered, message_table, together, without
 from sqs_lease.spark.parsing import MessageParser, parse_rejects
 from sqs_lease.spark.repeats import Keys
-from sqs_lease.spark.session import INGESTION, session_settings
+from sqs_lease.spark.session import INGESTION, runs_tasks_here, session_settings
 from sqs_lease.spark.sinks.jars import require_spark
 from sqs_lease.spark.sinks.sink import EMPTY, INGESTED, REJECTED, Sink, Table
 from sqs_lease.spark.sources.source import IS_STORED, ArrowSource, CleanerOf, CleaningSource, KeyedSource, Source
@@ -137,7 +137,7 @@ def ingest(
     *,
     source: Source[Any],
     sink: Sink,
-    workspace: str | Path | None,
+    workspace: str | Path | None = None,
     batch_id: str | None = None,
     rejects: Sink | None = None,
     still_held: StillHeld | None = None,
@@ -153,9 +153,10 @@ def ingest(
         source: How to read the messages, for example ``JsonSource("id BIGINT NOT NULL, name STRING")``.
         sink: The table for the records, for example ``DeltaSink("/data/orders")``.
         workspace: A directory for the file of the batch, which the driver and all executors reach by this path. The
-            file is removed at the end; the next process removes the files of killed ones. None if they do not share a
-            directory: then the driver has the file for itself and sends the messages to the executors. That takes the
-            memory of the whole batch in the driver, and all rows pass through Spark, which takes longer.
+            file is removed at the end; the next process removes the files of killed ones. None, the default, for a
+            local session, whose file is in a private temporary directory, and if driver and executors share no
+            directory: then the driver sends the messages to the executors. That takes the memory of the whole batch in
+            the driver, and all rows pass through Spark, which takes longer.
         batch_id: The name of the batch. None, the default, names it after its messages, their receive counts and the
             source, so that a repeated try is recognised. A name of your own must always stand for the same messages.
         rejects: The table for rejected messages, for example ``DeltaSink("/data/orders-rejected")``, with the columns
@@ -181,8 +182,13 @@ def ingest(
         TableError: The table cannot be used, no jars were tested with this Spark and this sink, or other processes
             write the table for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
-        TypeError, ValueError: ``messages`` has an element that is not a message.
+        TypeError, ValueError: ``messages`` has an element that is not a message; or ``spark`` is not a session.
     """
+    if not hasattr(spark, "createDataFrame"):
+        raise TypeError(
+            f"spark is not a session, but {type(spark).__name__}; local_session() is one within its block: "
+            "with local_session() as spark: ingest(spark, ...)"
+        )
     if batch_id is not None and not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
     if not longest_wait_seconds > 0:
@@ -192,7 +198,13 @@ def ingest(
     checker = source.checker()
     keys_of = source.keys if isinstance(source, KeyedSource) else None
     with (
-        written_batch(messages, workspace=workspace, checker=checker, keys_of=keys_of) as batch,
+        written_batch(
+            messages,
+            workspace=workspace,
+            checker=checker,
+            keys_of=keys_of,
+            runs_tasks_here=runs_tasks_here(spark),
+        ) as batch,
         session_settings(spark, INGESTION),
         waiting_at_most(Waits(longest_wait_seconds)) as waits,
     ):

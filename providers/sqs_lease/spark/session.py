@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark._jvm import has_java, start_java
@@ -57,6 +58,16 @@ def local_session(cores: int = 2) -> Iterator[SparkSession]:
         raise RuntimeError("this process has a Spark session already; pass that one to ingest()")
     with driver_session(master=f"local[{cores}]", remote=None, conf={}) as spark:
         yield spark
+
+
+def runs_tasks_here(spark: SparkSession) -> bool:
+    """Return whether all tasks run on this machine and as this user: the session is local, and in this process."""
+    try:
+        master: str = spark.sparkContext.master
+    except PySparkException:
+        # A Spark Connect client does not know where its server runs tasks.
+        return False
+    return master.startswith("local")
 
 
 @contextmanager
