@@ -1,10 +1,9 @@
 """Parts of a batch's file that Spark's tasks read and parse themselves, without Spark's rows in between.
 
-Spark's own ``from_json`` reads a column of strings with a slower parser of Jackson's than Spark's JSON files get, and
-sets up a decoder with a buffer of 8 KB for each string: a tenth of the job when it was profiled. So each task reads row
-groups of the batch's file with Arrow, parses the bodies with the source's :data:`.source.ArrowParser`, and writes the
-rows with Arrow. Spark remains the only authority on what a message means: whatever the parser does not take is handed
-back in :data:`LEFT`, and Spark parses it in a second job.
+Each task reads row groups of the batch's file with Arrow, makes records of the bodies with the source's
+:data:`.source.ArrowParser`, and writes the rows with Arrow. So no row passes from Python to the JVM and back. A message
+without a row comes back in :data:`LEFT`: with the reason why it is rejected, or without one if a rule of the table may
+refuse its row. Then Spark plans that row in a second job, in which the table names the reason.
 """
 
 from __future__ import annotations
