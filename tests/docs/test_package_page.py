@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hatchling.metadata.core import ProjectMetadata
+from hatchling.metadata.core import CoreMetadata, ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 from tests.docs.test_examples import ROOT
@@ -13,9 +13,13 @@ from tests.docs.test_examples import ROOT
 LINK = re.compile(r"\]\((?![a-z]+:)")
 
 
+def metadata() -> CoreMetadata:
+    return ProjectMetadata(str(ROOT), PluginManager()).core
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
-    return str(ProjectMetadata(str(ROOT), PluginManager()).core.readme)
+    return str(metadata().readme)
 
 
 def test_no_link_and_no_picture_of_it_leads_into_the_checkout(page: str) -> None:
@@ -36,3 +40,22 @@ def test_all_else_is_as_in_the_readme(page: str) -> None:
     assert code.findall(page) == code.findall(readme) != []
     headings = re.compile(r"^#.*$", re.MULTILINE)
     assert headings.findall(page) == headings.findall(readme)
+
+
+def test_a_release_names_the_repository_whose_job_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "orders/sqs-lease")
+
+    urls = metadata().urls
+
+    source = "https://git.example/orders/sqs-lease"
+    assert (urls["Source"], urls["Issues"]) == (source, f"{source}/issues")
+    files = f"{source}/blob/v{metadata().version}/"
+    for name in ("Documentation", "Changelog"):
+        assert urls[name].startswith(files)
+        assert (ROOT / urls[name].removeprefix(files)).is_file()
+
+
+def test_a_build_elsewhere_names_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert metadata().urls == {}
