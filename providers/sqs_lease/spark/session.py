@@ -63,11 +63,11 @@ def local_session(cores: int = 2) -> Iterator[SparkSession]:
 def runs_tasks_here(spark: SparkSession) -> bool:
     """Return whether all tasks run on this machine and as this user: the session is local, and in this process."""
     try:
-        master: str = spark.sparkContext.master
+        master = spark.sparkContext.master
     except PySparkException:
         # A Spark Connect client does not know where its server runs tasks.
         return False
-    return master.startswith("local")
+    return master is not None and master.startswith("local")
 
 
 @contextmanager

@@ -54,16 +54,9 @@ def test_without_a_version_it_is_the_pyspark_that_is_installed(spark_that_is_too
 @each_native_sink
 def test_a_sink_of_jars_is_for_the_sparks_that_have_some(sink: Any) -> None:
     require_spark(sink, "4.1.0")
+    require_spark(sink, "4.0.2-amzn-0")
     with pytest.raises(TableError, match=r"4\.3\.0"):
         require_spark(sink, "4.3.0")
-
-
-@pytest.mark.parametrize("version", ["4.0.2", "4.0.2-amzn-0"])
-def test_iceberg_is_not_for_spark_4_0_and_native_delta_is(version: str) -> None:
-    delta, iceberg = NATIVE
-    require_spark(delta, version)
-    with pytest.raises(TableError, match=rf"Iceberg on Spark {version} .* Run Spark 4\.1"):
-        require_spark(iceberg, version)
 
 
 def test_other_sinks_are_for_any_spark() -> None:

@@ -62,6 +62,8 @@ _FIELD_ID: Final = "PARQUET:field_id"
 _ANY: Final = "part.parquet"
 # With these settings, Iceberg writes beside the table ("write-audit-publish"), until a user publishes the rows.
 _UNPUBLISHED: Final = ("spark.wap.id", "spark.wap.branch")
+# Iceberg 1.10 ignores `spark.sql.iceberg.snapshot-property.*`, by which a batch is known after an interrupted commit.
+_OLDEST: Final = (1, 11)
 # The transforms that make a string of a string; the others make numbers.
 _OF_TEXTS: Final = re.compile(r"identity|truncate\[(\d+)\]")
 
@@ -94,17 +96,8 @@ class IcebergSink:
             raise TableError(f"table {self.table} needs its catalog and its namespace: for example lake.sales.orders")
 
     def require_spark(self, version: str) -> None:
-        """See :meth:`.jars.SinkOfJars.require_spark`.
-
-        There is a jar of Iceberg for Spark 4.0, but it is refused: with Iceberg 1.10.1, the contract "an interrupted
-        commit is seen whole or not at all" failed there twice, and no run has shown that it holds with 1.11.0.
-        """
+        """See :meth:`.jars.SinkOfJars.require_spark`."""
         tested_jars(version)
-        if version.split(".")[:2] == ["4", "0"]:
-            raise TableError(
-                f"Iceberg on Spark {version} was not shown to keep a batch whole when its commit is interrupted. Run "
-                "Spark 4.1, or ingest into another table: NativeDeltaSink, DeltaSink, ParquetSink and PostgresSink"
-            )
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> WriteAheadTable:
         """See :meth:`.sink.Sink.open`."""
@@ -118,6 +111,7 @@ class IcebergSink:
         parts = [quoted(part) for part in self.table.split(".")]
         staged = StagedRows(spark, ledger.place)
         table = IcebergTable(spark, ".".join(parts), tuple(self.upsert_by), staged, columns, parts[0])
+        table.require_version()
         return WriteAheadTable.of(table.prepared(self.partition_by, widen=widen), ledger)
 
 
@@ -133,6 +127,24 @@ class IcebergTable(SparkTable):
 
     format_name: ClassVar[str] = "iceberg"
     needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
+
+    def require_version(self) -> None:
+        """Refuse an Iceberg that is too old, whoever brought its jar.
+
+        Raises:
+            TableError: It is too old, or does not tell its version.
+        """
+        try:
+            (row,) = self.spark.sql(f"SELECT {self.catalog}.system.iceberg_version() AS version").collect()
+        except SPARK_ERRORS as error:
+            raise self.unusable("cannot be used", error) from error
+        if tuple(map(int, re.findall(r"\d+", row["version"])[:2])) < _OLDEST:
+            raise TableError(
+                f"table {self.name}: Iceberg {row['version']} does not write into a snapshot of which batch it is, so "
+                "a batch may be stored twice if its commit is interrupted. Give the session the jar of Iceberg "
+                f"{'.'.join(map(str, _OLDEST))} or newer for this Spark ({tested_jars.__name__}() names one), or "
+                "ingest into another table: NativeDeltaSink, DeltaSink, ParquetSink and PostgresSink"
+            )
 
     def identity(self) -> str | None:
         """See :class:`.write_ahead.IdentifiedTarget`. It is unknown through Spark Connect."""
