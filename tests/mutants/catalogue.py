@@ -11,11 +11,11 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant
 
-_LEDGER: Final = "tests/core/test_ledger.py"
-_SETTLING: Final = "tests/core/test_ledger_settling.py"
-_LEASE_ENDS: Final = "tests/core/test_lease_ends.py"
-_FIFO: Final = "tests/core/test_fifo_ledger.py"
-_SCHEDULING: Final = "tests/core/test_scheduling.py"
+_LEDGER: Final = "tests/core/ledger/test_extending.py"
+_SETTLING: Final = "tests/core/ledger/test_settling.py"
+_LEASE_ENDS: Final = "tests/core/ledger/test_lease_ends.py"
+_FIFO: Final = "tests/core/ledger/test_fifo.py"
+_SCHEDULING: Final = "tests/core/ledger/test_scheduling.py"
 _CALL_RATE: Final = f"{_SCHEDULING}::TestCallRate"
 _SLOW_ANSWERS: Final = f"{_SCHEDULING}::TestSlowAnswers"
 _CHANGED: Final = f"{_SCHEDULING}::TestLeasesThatChange"

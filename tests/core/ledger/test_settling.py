@@ -12,7 +12,7 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Se
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Never
-from tests.core.ledgers import FAILED_VERDICTS, PASSING_VERDICTS, POLICY, ledger_with, only
+from tests.core.ledger.ledgers import FAILED_VERDICTS, PASSING_VERDICTS, POLICY, ledger_with, only
 from tests.core.service import answers, receipts
 
 

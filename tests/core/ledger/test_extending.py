@@ -13,7 +13,7 @@ from sqs_lease.core.failure_rules import Delete, Release
 from sqs_lease.core.ledger import Entry, Ledger, Outlook, Phase
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing, Never
-from tests.core.ledgers import FAILED_VERDICTS, POLICY, deadline_of, ledger_with, only
+from tests.core.ledger.ledgers import FAILED_VERDICTS, POLICY, deadline_of, ledger_with, only
 from tests.core.service import answers, receipts
 
 

@@ -13,8 +13,8 @@ from sqs_lease.core.ledger import SETTLE_SECONDS, Ledger
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Fixed, Growing
 from sqs_lease.core.timers import TimeOrder
-from tests.core.busy_service import BusyService
-from tests.core.ledgers import POLICY, ledger_with, only
+from tests.core.ledger.busy_service import BusyService
+from tests.core.ledger.ledgers import POLICY, ledger_with, only
 from tests.core.service import answers, receipts
 
 

@@ -21,7 +21,7 @@ from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import SLOWEST_CALLS_PER_SECOND
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from tests.core.test_lease_ends import assert_empty
+from tests.core.ledger.test_lease_ends import assert_empty
 
 VISIBILITY = 30.0
 TOLERANCE = 1e-6

@@ -13,7 +13,7 @@ from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Se
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.policies import Growing
-from tests.core.ledgers import only
+from tests.core.ledger.ledgers import only
 from tests.core.service import answers
 
 POLICY = Growing(visibility=30)

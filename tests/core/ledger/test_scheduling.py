@@ -20,8 +20,8 @@ from sqs_lease.core.ledger import (
 from sqs_lease.core.messages import Lease, Receipt
 from sqs_lease.core.pacing import AnswerTime
 from sqs_lease.core.policies import Buffered, Fixed, Growing, Never, RenewalPolicy, Threshold
-from tests.core.busy_service import BusyService, heavy_tailed_seconds
-from tests.core.ledgers import only
+from tests.core.ledger.busy_service import BusyService, heavy_tailed_seconds
+from tests.core.ledger.ledgers import only
 from tests.core.service import answers, receipts
 
 POLICY = Growing(visibility=30)
