@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FILES: Final = ROOT / ".test-runs" / "fuzz"
 
 MODULES: Final = (
-    "tests.sqs.test_strange_answers",
+    "tests.sqs.client_transport.test_strange_answers",
     "tests.keeper.test_strange_files",
     "tests.airflow.test_strange_notes",
     "tests.dagster.test_strange_files",

@@ -41,8 +41,8 @@ _BLOCKS: Final = "tests/keeper/test_lease_blocks.py"
 _ASYNC: Final = "tests/keeper/test_async_lease.py"
 _CONSUMER: Final = "tests/keeper/test_consumer.py"
 _ASYNC_CONSUMER: Final = "tests/keeper/test_async_consumer.py"
-_RECEIVING: Final = "tests/sqs/test_receiving.py"
-_RECEIVING_ENDS: Final = "tests/sqs/test_receiving_ends.py"
+_RECEIVING: Final = "tests/keeper/receiver/test_polls.py"
+_RECEIVING_ENDS: Final = "tests/keeper/receiver/test_ends.py"
 
 EXTENDING: Final = (
     Mutant(

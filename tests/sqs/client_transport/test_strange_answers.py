@@ -1,7 +1,7 @@
 """Whatever an HTTP answer says, a call returns what it may return, or raises an ``SqsError``, and tells no contents.
 
 Proxies and servers that are not SQS answer in all ways. The answers are given to botocore and aiobotocore in place of
-those of a connection; what a connection does is in ``test_client_errors.py``.
+those of a connection; what a connection does is in ``test_errors.py``.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from sqs_lease.keeper.receiver import MAX_POLLS, Collected, Receiver, Reception
-from tests.sqs.collecting import URL, Collecting
-from tests.sqs.scripted_polls import Reply, message, messages
+from tests.keeper.receiver.collecting import URL, Collecting
+from tests.keeper.receiver.scripted_polls import Reply, message, messages
 
 
 class TestWaiting:

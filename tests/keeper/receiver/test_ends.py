@@ -16,8 +16,8 @@ from sqs_lease.sqs.errors import (
     ThrottledError,
     TransientError,
 )
-from tests.sqs.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, UNAVAILABLE, Collecting
-from tests.sqs.scripted_polls import Reply, messages
+from tests.keeper.receiver.collecting import DENIED, FIFO, OVER_LIMIT, THROTTLED, TRANSIENT, UNAVAILABLE, Collecting
+from tests.keeper.receiver.scripted_polls import Reply, messages
 
 
 class TestErrors:

@@ -14,7 +14,7 @@ from sqs_lease.sqs.errors import (
     UnavailableError,
 )
 from sqs_lease.testing import VirtualClock, run_virtual
-from tests.sqs.scripted_polls import Reply, ScriptedPolls
+from tests.keeper.receiver.scripted_polls import Reply, ScriptedPolls
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 FIFO = f"{URL}.fifo"
