@@ -25,7 +25,7 @@ FILES: Final = ROOT / ".test-runs" / "fuzz"
 
 MODULES: Final = (
     "tests.sqs.client_transport.test_strange_answers",
-    "tests.keeper.test_strange_files",
+    "tests.scenarios.keeper.test_strange_files_are_read_or_refused",
     "tests.airflow.test_strange_notes",
     "tests.dagster.test_strange_files",
     "tests.spark.sources.test_strange_envelopes",

@@ -27,20 +27,20 @@ _RULES: Final = "tests/core/test_settlements.py"
 _ITEMS: Final = "tests/core/test_item_failures.py"
 _TIMERS: Final = "tests/core/test_timers.py"
 _VERDICT: Final = "tests/core/test_verdict.py"
-_KEEPER: Final = "tests/keeper/test_keeper.py"
-_KEEPER_SETTLING: Final = "tests/keeper/test_settling.py"
-_BATCHES: Final = "tests/keeper/test_batches.py"
-_CLOSING: Final = "tests/keeper/test_closing.py"
-_PASSING_ON: Final = "tests/keeper/test_passing_on.py"
+_KEEPER: Final = "tests/keeper/keeper/test_holding.py"
+_KEEPER_SETTLING: Final = "tests/keeper/keeper/test_settling.py"
+_BATCHES: Final = "tests/keeper/test_batch.py"
+_CLOSING: Final = "tests/keeper/keeper/test_closing.py"
+_PASSING_ON: Final = "tests/scenarios/keeper/test_a_batch_is_passed_on.py"
 _PLAIN: Final = "tests/keeper/test_plain_leases.py"
 _PLUG_INS: Final = "tests/keeper/test_plug_ins.py"
-_STALLS: Final = "tests/keeper/test_stalls.py"
+_STALLS: Final = "tests/keeper/test_driver.py"
 _LISTENING: Final = "tests/keeper/test_listening.py"
 _LOOP: Final = "tests/keeper/test_loop_thread.py"
-_BLOCKS: Final = "tests/keeper/test_lease_blocks.py"
-_ASYNC: Final = "tests/keeper/test_async_lease.py"
-_CONSUMER: Final = "tests/keeper/test_consumer.py"
-_ASYNC_CONSUMER: Final = "tests/keeper/test_async_consumer.py"
+_BLOCKS: Final = "tests/blocking/test_lease_blocks.py"
+_ASYNC: Final = "tests/asynchronous/test_lease.py"
+_CONSUMER: Final = "tests/blocking/test_consumer.py"
+_ASYNC_CONSUMER: Final = "tests/asynchronous/test_consumer.py"
 _RECEIVING: Final = "tests/keeper/receiver/test_polls.py"
 _RECEIVING_ENDS: Final = "tests/keeper/receiver/test_ends.py"
 
@@ -1117,7 +1117,7 @@ BATCHES: Final = (
         "keeper/batch.py",
         "return 0 if self._forgotten else len(self._leases) - len(self._outcomes) - len(self._handed_over)",
         "return 0 if self._forgotten else len(self._leases) - len(self._outcomes)",
-        (_BATCHES, "tests/keeper/test_meter.py"),
+        (_BATCHES, "tests/keeper/keeper/test_meter.py"),
     ),
 )
 

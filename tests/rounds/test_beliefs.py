@@ -184,7 +184,7 @@ def test_each_process_of_a_stack_records_what_its_ledger_believes(tmp_path: Path
 PASSES_ON = """
 import json
 from sqs_lease.keeper import plain_leases
-from tests.keeper.test_passing_on import Ground
+from tests.scenarios.keeper.test_a_batch_is_passed_on import Ground
 ground = Ground(0)
 async def scenario():
     for number in range(2):

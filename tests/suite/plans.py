@@ -38,7 +38,17 @@ PARTS: Final = {
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
     "command": ("tests/cli",),
-    "core": ("tests/core", "tests/keeper", "tests/sqs", "tests/testing"),
+    "core": (
+        "tests/asynchronous",
+        "tests/batch_files",
+        "tests/blocking",
+        "tests/core",
+        "tests/keeper",
+        "tests/scenarios/keeper",
+        "tests/sqs",
+        "tests/test_daemon_threads.py",
+        "tests/testing",
+    ),
     "spark on real processes": ("tests/skeletons/test_spark.py",),
     "everything else": (
         "tests/architecture",
@@ -189,8 +199,7 @@ def _deterministic_tests() -> list[Path]:
 
 
 def _part_of(test: Path) -> str:
-    directory = "/".join(test.parts[:2])
-    return next((name for name, paths in PARTS.items() if directory in paths), "everything else")
+    return next((name for name, paths in PARTS.items() if any(map(test.is_relative_to, paths))), "everything else")
 
 
 def _is_test_file(path: Path) -> bool:

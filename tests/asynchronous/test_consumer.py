@@ -33,7 +33,7 @@ from sqs_lease.testing import (
     VirtualClock,
     run_virtual,
 )
-from tests.keeper.orders import DENIED, Orders, lost, no_message_left, refused
+from tests.blocking.orders import DENIED, Orders, lost, no_message_left, refused
 
 VISIBILITY_SECONDS = 30
 

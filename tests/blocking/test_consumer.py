@@ -33,7 +33,7 @@ from sqs_lease.keeper import consuming
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, ScriptedFaults, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR
-from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
+from tests.blocking.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -395,7 +395,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from sqs_lease import Consumer, blocking
 from sqs_lease.keeper import consuming
-from tests.keeper.orders import Orders
+from tests.blocking.orders import Orders
 
 consuming.LONGEST_POLL_SECONDS = 0
 orders = Orders()

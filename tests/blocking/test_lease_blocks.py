@@ -1,6 +1,6 @@
 """``with lease(...)``: what becomes of the messages however its block ends, and what the user is told.
 
-The queues are in memory; tests/keeper/test_blocking.py has a real SQS server.
+The queues are in memory; tests/blocking/test_on_a_real_server.py has a real SQS server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sqs_lease.keeper import session
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, MemoryTransport, Operation, ScriptedFaults, TransportCall, no_faults
 from sqs_lease.testing.service_errors import UNAVAILABLE
-from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
+from tests.blocking.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 
 def bodies(batch: LeasedBatch) -> list[str]:

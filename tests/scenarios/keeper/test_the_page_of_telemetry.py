@@ -16,7 +16,7 @@ from pathlib import Path
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
 
 PROGRAM = """
 from sqs_lease import blocking, lease

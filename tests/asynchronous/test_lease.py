@@ -30,7 +30,7 @@ from sqs_lease.keeper.session import LeaseSession, LeaseSettings
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, Outages, ScriptedFaults, VirtualClock, run_virtual
 from sqs_lease.testing.service_errors import UNAVAILABLE
-from tests.keeper.orders import DENIED, Orders, eventually, lost, no_message_left, refused
+from tests.blocking.orders import DENIED, Orders, eventually, lost, no_message_left, refused
 
 POLICY = Fixed(visibility=30, every=20)
 
