@@ -37,7 +37,7 @@ PARTS: Final = {
     "airflow": ("tests/airflow",),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
-    "command": ("tests/cli",),
+    "command": ("tests/cli", "tests/scenarios/cli"),
     "core": (
         "tests/asynchronous",
         "tests/batch_files",
@@ -45,6 +45,7 @@ PARTS: Final = {
         "tests/core",
         "tests/keeper",
         "tests/scenarios/keeper",
+        "tests/scenarios/testing",
         "tests/sqs",
         "tests/test_daemon_threads.py",
         "tests/testing",

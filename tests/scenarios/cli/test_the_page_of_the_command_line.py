@@ -17,7 +17,7 @@ from tests.cli.wire import Wire
 
 pytestmark = pytest.mark.processes
 
-PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
 SHOWN = re.findall(r"^```console\n\$ sqs-lease (.*)\n((?:.*\n)*?)^```$", PAGE, re.MULTILINE)
 
 DIFFERS = (

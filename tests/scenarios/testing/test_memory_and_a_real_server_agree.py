@@ -16,7 +16,7 @@ from demo.sqs_server import SqsServer
 from sqs_lease.core.calls import Verdict, VisibilityChange
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs.errors import QueueNotFoundError
-from tests.testing.grounds import HELD_SECONDS, Ground, MemoryGround, MinistackGround
+from tests.scenarios.testing.grounds import HELD_SECONDS, Ground, MemoryGround, MinistackGround
 
 LIMIT_SECONDS = 600
 """How long something is awaited that is to happen after a second at most."""

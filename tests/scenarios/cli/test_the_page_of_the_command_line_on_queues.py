@@ -15,7 +15,7 @@ from tests.cli.memory_command import dead_letter
 
 __all__ = ["leased_queues"]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
 SHOWN = re.findall(r"^```console\n\$ sqs-lease ((?:plan|peek|redrive)\b.*)\n((?:.*\n)*?)^```$", PAGE, re.MULTILINE)
 
 DIFFERS = (
