@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROCESSES: Final = Path("tests", "processes")
 """What only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
 
-LONG_IN_FULL_FORM: Final = "tests/spark/test_write_ahead.py"
+LONG_IN_FULL_FORM: Final = "tests/spark/sinks/write_ahead/test_killed_drivers.py"
 """What looks for counterexamples, for longer in the full form; it needs no Spark."""
 
 SAME_EXAMPLES: Final = ("--hypothesis-profile=ci",)
@@ -33,7 +33,7 @@ HOSTS: Final = ("airflow", "dagster", "spark")
 PARTS: Final = {
     "airflow on real processes": ("tests/skeletons/test_airflow.py",),
     "dagster on real processes": ("tests/skeletons/test_dagster.py",),
-    "spark": ("tests/spark",),
+    "spark": ("tests/scenarios/spark", "tests/spark"),
     "airflow": ("tests/airflow",),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
@@ -43,7 +43,9 @@ PARTS: Final = {
         "tests/batch_files",
         "tests/blocking",
         "tests/core",
+        "tests/ingestion",
         "tests/keeper",
+        "tests/scenarios/ingestion",
         "tests/scenarios/keeper",
         "tests/scenarios/testing",
         "tests/sqs",

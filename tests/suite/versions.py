@@ -131,7 +131,7 @@ ROOMS: Final = {
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
         ("connect", "java", "postgres", "spark"),
-        ("tests/spark",),
+        PARTS["spark"],
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),
     ),

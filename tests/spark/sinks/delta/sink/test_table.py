@@ -32,11 +32,11 @@ from sqs_lease.spark.sinks.staging import directory_name
 from sqs_lease.spark.sinks.write_ahead import Application, AppliedMarks, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
-from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.subjects import below
-from tests.spark.delta.tables import application, open_table, row, stage, stored
+from tests.spark.sinks.delta.conftest import Bucket
+from tests.spark.sinks.delta.subjects import below
+from tests.spark.sinks.delta.tables import application, open_table, row, stage, stored
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[5]
 
 
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.processes)])
@@ -375,7 +375,7 @@ def test_a_batch_of_a_process_that_was_killed_after_its_admission_is_completed(p
     staged = stage(table, [row(1, "m1")])
     order = {"uri": place.uri, "options": dict(place.options), "location": staged, "message_ids": ["m1"]}
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.spark.delta.doomed"],
+        [sys.executable, "-m", "tests.spark.sinks.delta.doomed"],
         input=json.dumps(order),
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}"},
         text=True,

@@ -18,7 +18,7 @@ from sqs_lease.spark.sinks import staging
 from sqs_lease.spark.sinks.delta.files import Listing, read_rows
 from sqs_lease.spark.sinks.delta.statistics import statistics_of
 from sqs_lease.spark.sinks.staging import Staging, TaskWriter
-from tests.spark.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
+from tests.spark.sinks.delta.tables import NOON, application, arrow_schema, columns_of, open_table, row, stage
 
 SPECIAL = ["plain", "a b", "x/y", "é=ü%2F", "it's", 'double "', "back\\slash", "a:b*?", "long " * 100]
 

@@ -23,9 +23,9 @@ from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
-from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.subjects import leftovers, load, read_rows
-from tests.spark.delta.tables import NOON
+from tests.spark.sinks.delta.conftest import Bucket
+from tests.spark.sinks.delta.subjects import leftovers, load, read_rows
+from tests.spark.sinks.delta.tables import NOON
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sqs_lease.spark import DeltaSink
 from sqs_lease.testing.sink_contract import SinkContract, Subject
-from tests.spark.delta.subjects import delta_subject
+from tests.spark.sinks.delta.subjects import delta_subject
 
 pytestmark = pytest.mark.processes
 

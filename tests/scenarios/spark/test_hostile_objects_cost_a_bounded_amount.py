@@ -189,7 +189,7 @@ class TestParquet:
             [
                 "import io, sys",
                 "from sqs_lease.spark.sources.s3_events.parquet import Parquet",
-                "from tests.spark.sources.test_hostile_objects import TEXT, nested_parquet, read",
+                f"from {__name__} import TEXT, nested_parquet, read",
                 "print(read(Parquet(TEXT, []), nested_parquet(int(sys.argv[1]))))",
             ]
         )

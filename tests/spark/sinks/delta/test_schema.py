@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.delta.schema import added_columns, check_partitions, delta_schema, spark_columns
 from sqs_lease.spark.sinks.differences import differences
-from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
+from tests.spark.sinks.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 TABLE = delta_schema(COLUMNS)
 STORED = spark_columns(TABLE)

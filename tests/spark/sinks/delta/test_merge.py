@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from sqs_lease.spark.delta_places import load_table
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import check_keys
-from tests.spark.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
+from tests.spark.sinks.delta.tables import COLUMNS, application, columns_of, open_table, row, stage, stored
 
 
 def store(path: Path, *batches: list[dict[str, object]], one_by_one: bool = False) -> list[tuple[int, str]]:

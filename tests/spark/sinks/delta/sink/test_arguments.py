@@ -19,8 +19,8 @@ from sqs_lease.spark.places import Place
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries, known
-from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.tables import COLUMNS, TABLE_SCHEMA, open_table, row, stage, stored
+from tests.spark.sinks.delta.conftest import Bucket
+from tests.spark.sinks.delta.tables import COLUMNS, TABLE_SCHEMA, open_table, row, stage, stored
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/table", "hdfs://host/table", "file:///table"])

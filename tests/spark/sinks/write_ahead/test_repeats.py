@@ -14,8 +14,8 @@ from sqs_lease.spark.sinks.sink import Admission, Table
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_contract import COLUMNS
 from sqs_lease.testing.sink_subject import asked, entries
-from tests.spark.delta.tables import open_table
 from tests.spark.sinks.conftest import Database
+from tests.spark.sinks.delta.tables import open_table
 
 
 @pytest.fixture(params=["ledger", pytest.param("postgres", marks=pytest.mark.processes)])

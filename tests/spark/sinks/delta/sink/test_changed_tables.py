@@ -19,7 +19,7 @@ from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_contract import InterruptionError, interrupted
 from sqs_lease.testing.sink_subject import asked, entries
-from tests.spark.delta.tables import open_table, row, stage, stored
+from tests.spark.sinks.delta.tables import open_table, row, stage, stored
 
 Change = Callable[[OpenDelta], None]
 

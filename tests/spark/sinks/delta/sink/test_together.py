@@ -17,7 +17,7 @@ from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
 from sqs_lease.spark.columns import MESSAGE_ID
 from sqs_lease.spark.sinks.staging import Staging, Written
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
-from tests.spark.delta.tables import open_table, stage, stored, write_files
+from tests.spark.sinks.delta.tables import open_table, stage, stored, write_files
 from tests.spark.together import (
     BatchOf,
     expected,
