@@ -1,13 +1,14 @@
-"""A process that stood still is told by its host what it still holds before it calls anything."""
+"""What a driver calls after its process stood still, and how many calls it begins at once."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from random import Random
 
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import Fixed
-from sqs_lease.keeper.driver import STALL_SECONDS
+from sqs_lease.keeper.driver import CALLS_STARTED_AT_ONCE, STALL_SECONDS
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.testing import VirtualClock, run_virtual
 from tests.keeper.scripted_transport import ScriptedTransport
@@ -16,6 +17,7 @@ QUEUE = "https://queue"
 MESSAGE = Message(Receipt("m", "handle"), "body")
 POLICY = Fixed(visibility=60, every=20)
 QUIET_SECONDS = 3.0
+CALLS = 5 * CALLS_STARTED_AT_ONCE
 
 
 def extensions_after_a_stall(
@@ -78,3 +80,29 @@ def test_a_batch_whose_first_message_comes_late_is_settled_at_once() -> None:
 
     run_virtual(within, clock=clock)
     assert [asked.at for asked in transport.calls("delete")] == [10 * STALL_SECONDS]
+
+
+def test_the_event_loop_gets_a_turn_after_every_few_calls() -> None:
+    clock = VirtualClock()
+    transport = ScriptedTransport(clock)
+    begun: list[int] = []
+
+    async def look_on() -> None:
+        while True:
+            begun.append(len(transport.asked))
+            await asyncio.sleep(0)
+
+    async def within() -> None:
+        keeper = Keeper(transport, clock=clock, random=Random(0))
+        batch = keeper.open_batch(QUEUE, policy=Fixed(visibility=60, every=20))
+        messages = [Message(Receipt(f"m{number}", "handle"), "body") for number in range(10 * CALLS)]
+        batch.add(messages, received_at=clock.now())
+        extending = asyncio.create_task(batch.extend_now())
+        looking = asyncio.create_task(look_on())
+        await extending
+        looking.cancel()
+        await keeper.close(Leaving.NOTHING)
+
+    run_virtual(within, clock=clock)
+    assert len(transport.asked) == CALLS
+    assert max(after - before for before, after in pairwise(begun)) <= CALLS_STARTED_AT_ONCE

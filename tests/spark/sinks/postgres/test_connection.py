@@ -1,87 +1,29 @@
-"""What PostgreSQL is sent, and what is said of its errors, without a server."""
+"""Errors of PostgreSQL show no password and no value of a row, and a lock is waited for as long as the caller says."""
 
 from __future__ import annotations
 
-import sys
-import threading
+import logging
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from importlib import import_module
-from types import SimpleNamespace
+from threading import Event, Thread
 from typing import Any
 
 import psycopg
-import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    DecimalType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sqs_lease.spark.columns import table_columns
-from sqs_lease.spark.errors import RowsRefusedError, SchemaError, TableError
-from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
+from sqs_lease.spark.errors import RowsRefusedError, TableError
+from sqs_lease.spark.sinks.postgres import connection
 from sqs_lease.spark.sinks.postgres.connection import explained, parameters_of, place_of, reason_of
-from sqs_lease.spark.sinks.postgres.copy import copy_in
-from sqs_lease.spark.sinks.postgres.sink import PostgresSink
-from sqs_lease.spark.sinks.postgres.types import takes
+from sqs_lease.spark.sinks.postgres.sink import PostgresSink, PostgresTable
+from sqs_lease.spark.sinks.sink import Admission
+from sqs_lease.spark.waits import Waits, waiting_at_most
+from sqs_lease.testing.sink_contract import COLUMNS
+from sqs_lease.testing.sink_subject import asked, entries
+from tests.spark.sinks.conftest import Database
 
 SECRET = "correct-horse"
-
-
-def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, PostgresSink.__module__)
-    with pytest.raises(ImportError, match=r"pip install 'sqs-lease\[spark,postgres\]'"):
-        import_module(PostgresSink.__module__)
-
-
-@pytest.mark.parametrize(
-    ("stored", "kind", "fits"),
-    [
-        ("integer", ByteType(), True),
-        ("bigint", IntegerType(), True),
-        ("integer", LongType(), False),
-        ("double precision", FloatType(), True),
-        ("character varying", StringType(), True),
-        ("character varying(20)", StringType(), False),
-        ("numeric", DecimalType(38, 10), True),
-        ("numeric(38,10)", DecimalType(38, 10), True),
-        ("numeric(38,11)", DecimalType(38, 10), False),
-        ("numeric(38,9)", DecimalType(38, 10), False),
-        ("json", ArrayType(StringType()), True),
-        ("text[]", ArrayType(StringType()), False),
-    ],
-)
-def test_a_column_takes_what_it_can_hold_all_values_of(stored: str, kind: DataType, fits: bool) -> None:
-    assert takes(stored, kind) == fits
-
-
-@pytest.mark.parametrize("name", ["", ".orders", "a.b.c", "o" * 64, "sales."])
-def test_what_is_no_name_of_a_table_is_refused(name: str) -> None:
-    with pytest.raises(TableError, match="is not the name of a PostgreSQL table"):
-        TableName.of(name)
-
-
-def test_names_that_postgresql_would_cut_are_refused() -> None:
-    columns = table_columns(StructType([StructField("ü" * 32, StringType())]))
-    with pytest.raises(SchemaError, match="63 bytes"):
-        require_columns(columns, ())
-
-
-def test_keys_are_a_sequence_of_different_columns() -> None:
-    for keys in ("id", ("id", "id")):
-        with pytest.raises(SchemaError, match="upsert_by is a sequence"):
-            PostgresSink("postgresql://localhost/x", "orders", keys)
 
 
 @pytest.mark.parametrize("url", [f"postgresql+psycopg://me:{SECRET}@h/d", f"{SECRET} x", f"host=h passwrd={SECRET}"])
@@ -128,42 +70,65 @@ def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> No
     assert not isinstance(raised.value, RowsRefusedError)
 
 
-def test_the_next_rows_are_made_while_the_server_takes_these() -> None:
-    made = [threading.Event() for _ in range(20)]
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for number, event in enumerate(made):
-            event.set()
-            yield pa.RecordBatch.from_pydict({"0": pa.array([number])})
-
-    class SlowServer:
-        """Takes rows only when those after them were made."""
-
-        written = 0
-
-        def write(self, data: bytes | memoryview) -> None:
-            if isinstance(data, memoryview):
-                assert made[min(self.written + 8, len(made) - 1)].wait(60), "the rows after these were not made"
-                self.written += 1
-
-    server = SlowServer()
-    cursor: Any = SimpleNamespace(copy=lambda _: nullcontext(server))
-
-    assert copy_in(cursor, "COPY copied FROM STDIN (FORMAT binary)", batches(), ["bigint"]) == len(made)
-    assert server.written == len(made)
+@pytest.fixture
+def table(database: Database) -> PostgresTable:
+    # A table is looked at without Spark.
+    session: Any = None
+    return PostgresSink(database.url, "orders").open(session, COLUMNS, widen=False)
 
 
-@pytest.mark.parametrize(("closed", "error"), [(True, psycopg.OperationalError), (False, ValueError)])
-def test_a_pooler_that_lost_its_server_while_rows_are_copied_is_an_error_of_the_connection(
-    closed: bool, error: type[Exception]
+@pytest.fixture
+def holder(database: Database, table: PostgresTable) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody who holds the table's entries, as a maintenance statement would."""
+    with psycopg.connect(database.url, application_name="nightly vacuum") as connection:
+        connection.execute(f"LOCK TABLE {table.name.entries.as_string()} IN ACCESS EXCLUSIVE MODE".encode())
+        yield connection
+
+
+@pytest.mark.processes
+def test_a_lock_that_is_held_too_long_ends_the_wait_with_who_holds_it(
+    table: PostgresTable, holder: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def copy(_: object) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(write=len)
-        # As psycopg has it where PgBouncer answers twice.
-        raise ValueError("too many values to unpack (expected 1)")
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
+    says = r"table public.orders in .* was waited for longer than 3 s, .*process \d+ of nightly vacuum \(user .*\): let"
+    with waiting_at_most(Waits(3)) as waits, pytest.raises(TableError, match=says):
+        table.look_up(asked("m1"))
+    assert waits.seconds > 0
 
-    cursor: Any = SimpleNamespace(copy=copy, connection=SimpleNamespace(closed=closed))
 
-    with pytest.raises(error):
-        copy_in(cursor, "COPY copied FROM STDIN (FORMAT binary)", [], ["bigint"])
+@pytest.mark.processes
+def test_whoever_waits_says_for_whom_and_goes_on_when_the_lock_is_free(
+    table: PostgresTable,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
+    told = Event()
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "nightly vacuum" in record.getMessage():
+                told.set()
+
+    logger, handler = logging.getLogger("sqs_lease.spark.waits"), Telling()
+    logger.addHandler(handler)
+    # Which also forgets what the logger knows by heart of levels: another test may have asked it.
+    caplog.set_level(logging.INFO, logger.name)
+
+    def release() -> None:
+        told.wait(300)
+        holder.rollback()
+
+    thread = Thread(target=release)
+    thread.start()
+    try:
+        with waiting_at_most(Waits(300)) as waits:
+            table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), None))
+    finally:
+        told.set()
+        thread.join()
+        logger.removeHandler(handler)
+
+    assert waits.seconds > 0
+    assert table.look_up(asked("m1")).known["batch_id"].to_pylist() == ["b"]

@@ -1,4 +1,4 @@
-"""Nested values become the JSON that Spark would make of them, or are left to it."""
+"""Which column takes which type, and nested values become the JSON that Spark would make of them, or are left to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -25,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark.schemas import arrow_schema
-from sqs_lease.spark.sinks.postgres.types import can_write, is_unwritable, json_texts
+from sqs_lease.spark.sinks.postgres.types import can_write, is_unwritable, json_texts, takes
 
 SEAT = StructType(
     [StructField('ro"w', LongType()), StructField("price", DoubleType()), StructField("free", BooleanType())]
@@ -97,3 +100,24 @@ def test_types_that_spark_writes_otherwise_are_left_to_it() -> None:
     assert can_write(NESTED)
     for kind in (TimestampType(), MapType(StringType(), StringType()), ArrayType(TimestampType())):
         assert not can_write(StructType([StructField("c", kind)]))
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "fits"),
+    [
+        ("integer", ByteType(), True),
+        ("bigint", IntegerType(), True),
+        ("integer", LongType(), False),
+        ("double precision", FloatType(), True),
+        ("character varying", StringType(), True),
+        ("character varying(20)", StringType(), False),
+        ("numeric", DecimalType(38, 10), True),
+        ("numeric(38,10)", DecimalType(38, 10), True),
+        ("numeric(38,11)", DecimalType(38, 10), False),
+        ("numeric(38,9)", DecimalType(38, 10), False),
+        ("json", ArrayType(StringType()), True),
+        ("text[]", ArrayType(StringType()), False),
+    ],
+)
+def test_a_column_takes_what_it_can_hold_all_values_of(stored: str, kind: DataType, fits: bool) -> None:
+    assert takes(stored, kind) == fits
