@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from botocore.loaders import JSONFileLoader
 
 from demo.sqs_server import SqsServer, sqs_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def pytest_configure() -> None:
@@ -56,3 +60,11 @@ def read_by_botocore(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(JSONFileLoader, "load_file", load_file_and_note)
     return read
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark for all tests of a run that ask for it: a process has no more than one session."""
+    # By name: `make check` follows imports, and after this one each test would be a test of Spark's modules.
+    with import_module("tests.spark.shared_session").shared_session() as session:
+        yield session

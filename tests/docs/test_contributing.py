@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from sqs_lease.core import policies, specs
 from tests.core import test_policies
 from tests.docs.test_examples import ROOT, blocks
+from tests.suite.plans import nearest_tests
 
 TEST, POLICY = blocks(ROOT / "CONTRIBUTING.md")
 PACKAGE: Final = "providers/sqs_lease"
@@ -82,3 +84,9 @@ def test_the_places_of_the_first_change_exist() -> None:
     assert [path for path in paths if not (ROOT / path).is_file()] == []
     for name, path in (("POLICIES", "core/specs.py"), ("_OURS", "keeper/plug_ins.py"), ("__all__", "__init__.py")):
         assert f"\n{name}" in (ROOT / PACKAGE / path).read_text()
+
+
+def test_make_check_of_the_changed_policies_runs_their_tests() -> None:
+    tests, _ = nearest_tests([Path(PACKAGE, "core", "policies.py")])
+
+    assert Path("tests/core/test_policies.py") in tests

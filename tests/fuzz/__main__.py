@@ -24,12 +24,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FILES: Final = ROOT / ".test-runs" / "fuzz"
 
 MODULES: Final = (
-    "tests.sqs.test_strange_answers",
-    "tests.keeper.test_strange_files",
+    "tests.sqs.client_transport.test_strange_answers",
+    "tests.scenarios.keeper.test_strange_files_are_read_or_refused",
     "tests.airflow.test_strange_notes",
     "tests.dagster.test_strange_files",
-    "tests.spark.sources.test_strange_envelopes",
-    "tests.spark.job.test_strange_texts",
+    "tests.scenarios.spark.test_strange_envelopes_are_opened_or_refused",
+    "tests.scenarios.ingestion.test_strange_texts_are_read_or_refused",
 )
 """Where targets are."""
 

@@ -18,7 +18,7 @@ import pytest
 
 from sqs_lease.inbox import Inbox
 from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
-from tests.keeper.orders import eventually
+from tests.blocking.orders import eventually
 
 
 @pytest.fixture

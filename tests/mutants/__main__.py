@@ -38,7 +38,7 @@ CANARY: Final = Mutant(
     "core/limits.py",
     "MAX_BATCH_ENTRIES: Final = 10",
     "MAX_BATCH_ENTRIES: Final = 9",
-    ("tests/core/test_ledger.py",),
+    ("tests/core/ledger/test_extending.py",),
 )
 
 _FIRST_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S+)", re.MULTILINE)

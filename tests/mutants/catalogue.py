@@ -11,38 +11,36 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant
 
-_LEDGER: Final = "tests/core/test_ledger.py"
-_SETTLING: Final = "tests/core/test_ledger_settling.py"
-_LEASE_ENDS: Final = "tests/core/test_lease_ends.py"
-_FIFO: Final = "tests/core/test_fifo_ledger.py"
-_SCHEDULING: Final = "tests/core/test_scheduling.py"
+_LEDGER: Final = "tests/core/ledger/test_extending.py"
+_SETTLING: Final = "tests/core/ledger/test_settling.py"
+_LEASE_ENDS: Final = "tests/core/ledger/test_lease_ends.py"
+_FIFO: Final = "tests/core/ledger/test_fifo.py"
+_SCHEDULING: Final = "tests/core/ledger/test_scheduling.py"
 _CALL_RATE: Final = f"{_SCHEDULING}::TestCallRate"
 _SLOW_ANSWERS: Final = f"{_SCHEDULING}::TestSlowAnswers"
 _CHANGED: Final = f"{_SCHEDULING}::TestLeasesThatChange"
 _SLOTS: Final = f"{_SCHEDULING}::TestSlots"
-_TIMELINES: Final = "tests/core/test_published_timelines.py"
 _PACING: Final = "tests/core/test_pacing.py"
 _POLICIES: Final = "tests/core/test_policies.py"
-_RULES: Final = "tests/core/test_settlements.py"
-_ITEMS: Final = "tests/core/test_item_failures.py"
+_RULES: Final = "tests/core/test_failure_rules.py"
 _TIMERS: Final = "tests/core/test_timers.py"
 _VERDICT: Final = "tests/core/test_verdict.py"
-_KEEPER: Final = "tests/keeper/test_keeper.py"
-_KEEPER_SETTLING: Final = "tests/keeper/test_settling.py"
-_BATCHES: Final = "tests/keeper/test_batches.py"
-_CLOSING: Final = "tests/keeper/test_closing.py"
-_PASSING_ON: Final = "tests/keeper/test_passing_on.py"
+_KEEPER: Final = "tests/keeper/keeper/test_holding.py"
+_KEEPER_SETTLING: Final = "tests/keeper/keeper/test_settling.py"
+_BATCHES: Final = "tests/keeper/test_batch.py"
+_CLOSING: Final = "tests/keeper/keeper/test_closing.py"
+_PASSING_ON: Final = "tests/scenarios/keeper/test_a_batch_is_passed_on.py"
 _PLAIN: Final = "tests/keeper/test_plain_leases.py"
 _PLUG_INS: Final = "tests/keeper/test_plug_ins.py"
-_STALLS: Final = "tests/keeper/test_stalls.py"
+_DRIVER: Final = "tests/keeper/test_driver.py"
 _LISTENING: Final = "tests/keeper/test_listening.py"
 _LOOP: Final = "tests/keeper/test_loop_thread.py"
-_BLOCKS: Final = "tests/keeper/test_lease_blocks.py"
-_ASYNC: Final = "tests/keeper/test_async_lease.py"
-_CONSUMER: Final = "tests/keeper/test_consumer.py"
-_ASYNC_CONSUMER: Final = "tests/keeper/test_async_consumer.py"
-_RECEIVING: Final = "tests/sqs/test_receiving.py"
-_RECEIVING_ENDS: Final = "tests/sqs/test_receiving_ends.py"
+_BLOCKS: Final = "tests/blocking/test_lease_blocks.py"
+_ASYNC: Final = "tests/asynchronous/test_lease.py"
+_CONSUMER: Final = "tests/blocking/test_consumer.py"
+_ASYNC_CONSUMER: Final = "tests/asynchronous/test_consumer.py"
+_RECEIVING: Final = "tests/keeper/receiver/test_polls.py"
+_RECEIVING_ENDS: Final = "tests/keeper/receiver/test_ends.py"
 
 EXTENDING: Final = (
     Mutant(
@@ -106,14 +104,14 @@ EXTENDING: Final = (
         "core/ledger.py",
         "longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)",
         "longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS)",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "the longest lease of the policy does not count",
         "core/ledger.py",
         "longest = min(policy.max_lease_seconds, MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS)",
         "longest = MAX_VISIBILITY_SECONDS - CAP_MARGIN_SECONDS",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "a capped extension is tried again",
@@ -691,77 +689,77 @@ POLICIES: Final = (
         "core/policies.py",
         "LEFT_FOR_OUTAGE_SECONDS: Final = 20.0",
         "LEFT_FOR_OUTAGE_SECONDS: Final = 10.0",
-        (_TIMELINES, _POLICIES),
+        (_POLICIES,),
     ),
     Mutant(
         "Growing leaves half of a short period",
         "core/policies.py",
         "_LARGEST_MARGIN: Final = 2 / 3",
         "_LARGEST_MARGIN: Final = 1 / 2",
-        (_TIMELINES, _POLICIES),
+        (_POLICIES,),
     ),
     Mutant(
         "Growing forgets its margin",
         "core/policies.py",
         "return lease.deadline - max(period * self.margin, min(LEFT_FOR_OUTAGE_SECONDS, period * _LARGEST_MARGIN))",
         "return lease.deadline - min(LEFT_FOR_OUTAGE_SECONDS, period * _LARGEST_MARGIN)",
-        (_TIMELINES, _POLICIES),
+        (_POLICIES,),
     ),
     Mutant(
         "Growing has no ceiling",
         "core/policies.py",
         "grown = min(self.growth * worked, _seconds(self.ceiling))",
         "grown = self.growth * worked",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "Growing does not grow",
         "core/policies.py",
         "return max(self.visibility_seconds, math.floor(grown))",
         "return self.visibility_seconds",
-        (f"{_TIMELINES}::test_growing_calls_grow_with_the_logarithm_of_the_job_until_the_ceiling",),
+        (f"{_POLICIES}::test_growing_calls_grow_with_the_logarithm_of_the_job_until_the_ceiling",),
     ),
     Mutant(
         "a part of a second of a visibility timeout is cut off",
         "core/policies.py",
         "return math.ceil(_seconds(self.visibility))",
         "return int(_seconds(self.visibility))",
-        (_BATCHES, _TIMELINES),
+        (_BATCHES, _POLICIES),
     ),
     Mutant(
         "Threshold renews between two heartbeats",
         "core/policies.py",
         "return lease.received_at + beats * heartbeat",
         "return due",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "Threshold renews at the deadline",
         "core/policies.py",
         "due = max(lease.deadline - _seconds(self.threshold), lease.renewed_at)",
         "due = max(lease.deadline, lease.renewed_at)",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "Buffered does not add what is left",
         "core/policies.py",
         "return abs(lease.deadline - now) + self.visibility_seconds",
         "return self.visibility_seconds",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "Buffered always waits for its buffer",
         "core/policies.py",
         "return remaining_seconds - min(remaining_seconds / 2, _seconds(self.buffer))",
         "return remaining_seconds - _seconds(self.buffer)",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "Fixed takes an interval that is longer than the lease",
         "core/policies.py",
         "if self.visibility is not None and every >= self.visibility_seconds:",
         "if False:",
-        (_TIMELINES,),
+        (_POLICIES,),
     ),
     Mutant(
         "the last extension of a keeper is repeated",
@@ -879,35 +877,35 @@ RULES: Final = (
         "core/failure_rules.py",
         "    if not isinstance(items, list | tuple):\n        return frozenset(message_ids)",
         "    if not isinstance(items, list | tuple):\n        return frozenset()",
-        (_ITEMS,),
+        (_RULES,),
     ),
     Mutant(
         "an unknown id among the failures is passed over",
         "core/failure_rules.py",
         "return frozenset(known) if len(known) == len(named) else everything",
         "return frozenset(known)",
-        (_ITEMS,),
+        (_RULES,),
     ),
     Mutant(
         "an exception that names no message fails none",
         "core/failure_rules.py",
         "return frozenset(named) if named and everything.issuperset(named) else everything",
         "return frozenset(named) if named is not None and everything.issuperset(named) else everything",
-        (_ITEMS,),
+        (_RULES,),
     ),
     Mutant(
         "another exception of a group is passed over",
         "core/failure_rules.py",
         "    if len(named) < len(leaves):\n        return None\n",
         "",
-        (_ITEMS,),
+        (_RULES,),
     ),
     Mutant(
         "control characters of a reason are sent",
         "core/failure_rules.py",
         'return "".join(character if character.isprintable() else " " for character in reason).strip()',
         "return reason.strip()",
-        (_ITEMS,),
+        (_RULES,),
     ),
 )
 
@@ -1117,7 +1115,7 @@ BATCHES: Final = (
         "keeper/batch.py",
         "return 0 if self._forgotten else len(self._leases) - len(self._outcomes) - len(self._handed_over)",
         "return 0 if self._forgotten else len(self._leases) - len(self._outcomes)",
-        (_BATCHES, "tests/keeper/test_meter.py"),
+        (_BATCHES, "tests/keeper/keeper/test_meter.py"),
     ),
 )
 
@@ -1148,14 +1146,14 @@ DRIVER: Final = (
         "keeper/driver.py",
         "if now - self._wakes_by > STALL_SECONDS:",
         "if False:",
-        (_STALLS,),
+        (_DRIVER,),
     ),
     Mutant(
         "a lease that is about to end waits for all of the quiet after a stall",
         "keeper/driver.py",
         "return min(self._quiet_after_stall_seconds, left)",
         "return self._quiet_after_stall_seconds",
-        (_STALLS,),
+        (_DRIVER,),
     ),
     Mutant(
         "a call that was cancelled before it began stays under way",

@@ -202,7 +202,7 @@ def test_a_lease_of_a_batch_of_an_earlier_round_is_not_taken_by_another_batch(tm
 PASSES_ON = """
 import json
 from sqs_lease.keeper import plain_leases
-from tests.keeper.test_passing_on import Ground
+from tests.scenarios.keeper.test_a_batch_is_passed_on import Ground
 ground = Ground(0)
 async def scenario():
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Which tests need a Spark that infers schemas; test_inferred_schema.py has what older ones do."""
+"""Which tests need a Spark that infers schemas; test_pinned_schema.py has what older ones do."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from sqs_lease.spark import (
     WorkspaceError,
 )
 from sqs_lease.spark.errors import SchemaError
+from sqs_lease.spark.ingestion import default_id
 from sqs_lease.spark.session import session_settings
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadLookUp, WriteAheadTable
@@ -503,3 +505,37 @@ def test_nothing_of_the_batch_is_left_in_the_workspace(place: Place) -> None:
     place.ingest([*good([1]), message("bad", "{}")])
 
     assert list(place.workspace.iterdir()) == []
+
+
+def named(message_ids: list[str], receive_counts: list[int], source: str = "s") -> str:
+    # In several chunks, as they are read.
+    ids = pa.chunked_array([message_ids[:1], message_ids[1:]], pa.string())
+    return default_id(source, ids, pa.chunked_array([receive_counts], pa.int32()))
+
+
+def test_the_same_messages_are_the_same_batch() -> None:
+    assert named(["a", "b", "c"], [1, 2, 3]) == named(["a", "b", "c"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("cuts", [(0, 0, 3), (0, 1, 1, 3), (0, 2, 3, 3)], ids=str)
+def test_in_which_chunks_the_messages_are_is_nothing_to_a_batch(cuts: tuple[int, ...]) -> None:
+    chunks = [["a", "b", "c"][start:end] for start, end in pairwise(cuts)]
+    counts = pa.chunked_array([[1, 2, 3]], pa.int32())
+
+    assert default_id("s", pa.chunked_array(chunks, pa.string()), counts) == named(["a", "b", "c"], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(named(["a"], [1]), id="fewer messages"),
+        pytest.param(named(["b", "a"], [1, 1]), id="another order"),
+        pytest.param(named(["a", "c"], [1, 1]), id="other messages"),
+        pytest.param(named(["a", "b"], [2, 2]), id="a redelivery"),
+        pytest.param(named(["a", "b"], [1, 2]), id="a redelivery of one of them"),
+        pytest.param(named(["a", "b"], [1, 1], "t"), id="another source"),
+        pytest.param(named([], []), id="no messages"),
+    ],
+)
+def test_anything_else_is_another_batch(other: str) -> None:
+    assert named(["a", "b"], [1, 1]) != other

@@ -20,8 +20,8 @@ from sqs_lease.spark.repeats import KeyedTable, Keys, with_keys
 from sqs_lease.spark.sinks.sink import INGESTED, REJECTED, Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries, record
-from tests.spark.delta.tables import open_table
 from tests.spark.samples import Place, message, rows
+from tests.spark.sinks.delta.tables import open_table
 from tests.spark.sinks.memory_sink import MemoryStore, MemoryTable, PlainRows
 from tests.spark.sources.s3_messages import in_sns
 from tests.spark.test_ledger import DAY, HOUR, NOON, Clock

@@ -22,7 +22,7 @@ from sqs_lease.spark.sinks.delta.sink import OpenDelta
 from sqs_lease.spark.sinks.sink import Admission, CommitConflict
 from sqs_lease.spark.waits import Waits, waiting_at_most, while_contended
 from sqs_lease.testing.sink_subject import asked, entries
-from tests.spark.delta.tables import application, open_table, row, stage, stored
+from tests.spark.sinks.delta.tables import application, open_table, row, stage, stored
 from tests.spark.sinks.memory_sink import MemoryLookUp, MemoryStore, MemoryTable
 from tests.spark.test_repeats import load
 

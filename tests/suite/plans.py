@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROCESSES: Final = Path("tests", "processes")
 """What only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
 
-LONG_IN_FULL_FORM: Final = "tests/spark/test_write_ahead.py"
+LONG_IN_FULL_FORM: Final = "tests/spark/sinks/write_ahead/test_killed_drivers.py"
 """What looks for counterexamples, for longer in the full form; it needs no Spark."""
 
 SAME_EXAMPLES: Final = ("--hypothesis-profile=ci",)
@@ -33,12 +33,25 @@ HOSTS: Final = ("airflow", "dagster", "spark")
 PARTS: Final = {
     "airflow on real processes": ("tests/skeletons/test_airflow.py",),
     "dagster on real processes": ("tests/skeletons/test_dagster.py",),
-    "spark": ("tests/spark",),
+    "spark": ("tests/scenarios/spark", "tests/spark"),
     "airflow": ("tests/airflow",),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
-    "command": ("tests/cli",),
-    "core": ("tests/core", "tests/keeper", "tests/sqs", "tests/testing"),
+    "command": ("tests/cli", "tests/scenarios/cli"),
+    "core": (
+        "tests/asynchronous",
+        "tests/batch_files",
+        "tests/blocking",
+        "tests/core",
+        "tests/ingestion",
+        "tests/keeper",
+        "tests/scenarios/ingestion",
+        "tests/scenarios/keeper",
+        "tests/scenarios/testing",
+        "tests/sqs",
+        "tests/test_daemon_threads.py",
+        "tests/testing",
+    ),
     "spark on real processes": ("tests/skeletons/test_spark.py",),
     "everything else": (
         "tests/architecture",
@@ -189,8 +202,7 @@ def _deterministic_tests() -> list[Path]:
 
 
 def _part_of(test: Path) -> str:
-    directory = "/".join(test.parts[:2])
-    return next((name for name, paths in PARTS.items() if directory in paths), "everything else")
+    return next((name for name, paths in PARTS.items() if any(map(test.is_relative_to, paths))), "everything else")
 
 
 def _is_test_file(path: Path) -> bool:

@@ -55,10 +55,10 @@ def test_each_host_has_tests_on_real_processes_of_its_own() -> None:
 
 def test_a_check_of_one_file_runs_the_tests_that_are_nearest_to_it_and_no_real_processes() -> None:
     tests, untested = nearest_tests([Path("providers/sqs_lease/core/ledger.py"), Path("gone.py")])
-    assert (tests[0].parent, untested) == (Path("tests/core"), [Path("gone.py")])
+    assert (tests[0].parent, untested) == (Path("tests/core/ledger"), [Path("gone.py")])
     commands = {command.name: command for command in quick_check(tests, 0.0)}
     assert {"format", "lint", "wording", "types", "core"} <= commands.keys()
-    assert "tests/core/test_ledger.py" in commands["core"].arguments
+    assert "tests/core/ledger/test_extending.py" in commands["core"].arguments
     assert not [argument for command in commands.values() for argument in command.arguments if "skeletons" in argument]
     assert not [command for command in commands.values() if str(PROCESSES) in " ".join(command.arguments)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.suite.commands import Command, Outcome
-from tests.suite.plans import git
+from tests.suite.plans import PARTS, git
 
 RESULTS: Final = Path("docs", "versions.json")
 PAGE: Final = Path("docs", "versions.md")
@@ -69,7 +69,7 @@ _BESIDE_AIRFLOW: Final = (
 ROOMS: Final = {
     "core": Room(
         ("cli", "manifest", "otel"),
-        ("tests/core", "tests/keeper", "tests/sqs", "tests/testing", "tests/simulation"),
+        (*PARTS["core"], "tests/simulation"),
         ("boto3", "msgspec", "pyarrow"),
         # Not beside Spark Connect, which wants a newer protobuf than the oldest of them.
         ("opentelemetry-exporter-otlp-proto-http>=1.30", "opentelemetry-proto>=1.30"),
@@ -131,7 +131,7 @@ ROOMS: Final = {
     "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
     "spark": Room(
         ("connect", "java", "postgres", "spark"),
-        ("tests/spark",),
+        PARTS["spark"],
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),
     ),

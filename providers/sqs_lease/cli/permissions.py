@@ -1,6 +1,6 @@
 """The AWS calls of each use of this package: recorded from the code, as data.
 
-`tests/cli/test_recorded_permissions.py` runs the code with a recorder between it and the servers. It fails when the
+`tests/cli/test_permissions.py` runs the code with a recorder between it and the servers. It fails when the
 code makes a call that is not here, and when a call is here that the code does not make. :data:`IMPLIED` and
 :func:`key_actions` have the permissions that AWS requires beyond the calls themselves, by its documentation.
 """

@@ -1,7 +1,7 @@
-"""One local Spark for the tests of each package here."""
+"""Where ingestions of the tests here write to."""
 
 from __future__ import annotations
 
-from tests.spark.conftest import place, spark
+from tests.spark.shared_session import place
 
-__all__ = ["place", "spark"]
+__all__ = ["place"]

@@ -20,7 +20,7 @@ from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
 from sqs_lease.spark.job.reporting import CONTEXT, MESSAGES, ReportError
 from sqs_lease.spark.job.termination import Termination
-from tests.spark.job.test_ingestion_result import RESULT
+from tests.ingestion.test_result import RESULT
 
 logger = logging.getLogger("sqs_lease.spark.ingestion")
 SECRET = "what a body says"

@@ -1,4 +1,4 @@
-"""Delta tables keep what every sink promises also on S3 and with upserts; on disk: tests/spark/delta."""
+"""Delta tables keep what every sink promises also on S3 and with upserts; on disk: tests/spark/sinks/delta."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from sqs_lease.spark import DeltaSink
 from sqs_lease.testing.sink_contract import SinkContract, Subject
 from sqs_lease.testing.upsert_contract import UpsertContract
-from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.subjects import delta_subject
+from tests.spark.sinks.delta.conftest import Bucket
+from tests.spark.sinks.delta.subjects import delta_subject
 
 pytestmark = pytest.mark.processes
 

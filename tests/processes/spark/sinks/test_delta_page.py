@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.docs.test_examples import ROOT, blocks
-from tests.spark.delta.conftest import Bucket
-from tests.spark.delta.subjects import read_rows
 from tests.spark.samples import message
+from tests.spark.sinks.delta.conftest import Bucket
+from tests.spark.sinks.delta.subjects import read_rows
 
 pytestmark = pytest.mark.processes
 

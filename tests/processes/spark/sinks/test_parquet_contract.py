@@ -16,7 +16,7 @@ from sqs_lease.spark.sinks.parquet_sink import NUMBER_COLUMN, ParquetSink, Parqu
 from sqs_lease.spark.sinks.write_ahead import AppliedMarks
 from sqs_lease.testing.sink_contract import SinkContract, Subject, interrupted
 from sqs_lease.testing.sink_subject import record
-from tests.spark.sinks.test_parquet_sink import staged_directories
+from tests.spark.sinks.parquet_sink.test_commits import staged_directories
 
 pytestmark = pytest.mark.processes
 

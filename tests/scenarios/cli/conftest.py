@@ -1,0 +1,7 @@
+"""What the scenarios of the command share with its other tests: a real SQS server behind a wire."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import ground, wire
+
+__all__ = ["ground", "wire"]
