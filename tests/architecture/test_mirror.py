@@ -43,7 +43,6 @@ TESTED_THROUGH: Final = {
     "spark/places.py": ("tests/spark/test_ledger.py", "where ledgers and tables are"),
     "spark/workspace.py": ("tests/spark/test_batch_file.py", "where a batch's file is"),
     "spark/sinks/differences.py": ("tests/spark/sinks/delta/test_schema.py", "what tables say of other columns"),
-    "spark/sinks/iceberg_sink.py": ("tests/processes/spark/engines/table_formats", "Iceberg needs its jar"),
     "spark/sinks/native_delta_sink.py": ("tests/processes/spark/engines/table_formats", "Delta needs its jars"),
     "spark/sinks/row_rules.py": ("tests/processes/spark/engines/table_formats", "Delta and Iceberg need their jars"),
     "spark/sinks/sink.py": ("tests/scenarios/spark/test_the_contract_of_sinks_notices_each_flaw.py", "protocols"),
