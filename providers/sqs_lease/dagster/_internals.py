@@ -12,14 +12,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import multiprocessing
 import re
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
@@ -216,23 +214,6 @@ def component_at(context: dg.ComponentLoadContext, path: str) -> object:
     load = getattr(context, "load_component", None) or getattr(context, "load_component_at_path")  # noqa: B009
     loaded: object = load(path)
     return loaded
-
-
-# Processes of steps
-
-
-_STEP_PROCESSES: Final = "dagster._core.executor.child_process_executor"
-
-
-def run_worker() -> BaseProcess | None:
-    """Return the run worker, if the multiprocess executor started this process for a step; else None.
-
-    There is no public sign of it. A run worker has a parent too: Dagster's code server, which it outlives on purpose.
-    """
-    target = getattr(multiprocessing.current_process(), "_target", None)
-    if getattr(target, "__module__", None) != _STEP_PROCESSES:
-        return None
-    return multiprocessing.parent_process()
 
 
 # Events of runs

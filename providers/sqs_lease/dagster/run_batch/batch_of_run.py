@@ -29,6 +29,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -71,10 +72,17 @@ HANDOFF_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """A batch that the run worker holds for a run: its directory, and the messages that were found there."""
+    """A batch that the run worker holds for a run.
+
+    Attributes:
+        folder: Its directory.
+        manifest: The messages that were found there.
+        run_worker: The run worker, if it started this process for a step.
+    """
 
     folder: BatchFolder
     manifest: Manifest
+    run_worker: BaseProcess | None
 
 
 def write_worker(folder: BatchFolder) -> None:
@@ -89,18 +97,26 @@ def write_worker(folder: BatchFolder) -> None:
 def is_of_run_worker(folder: BatchFolder) -> bool:
     """Whether this process is the run worker that holds a batch, or one that the worker started for a step.
 
+    Raises:
+        OSError: The worker's file cannot be read.
+    """
+    return folder.get(_WORKER) == _process(os.getpid()) or run_worker(folder) is not None
+
+
+def run_worker(folder: BatchFolder) -> BaseProcess | None:
+    """Return the run worker that holds a batch, if it started this process for a step; else None.
+
     The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
-    programs of their own.
+    programs of their own. A run worker has a parent too: Dagster's code server, which it outlives on purpose.
 
     Raises:
         OSError: The worker's file cannot be read.
     """
     parent = multiprocessing.parent_process()
-    ours = [os.getpid()] + ([] if parent is None or parent.pid is None else [parent.pid])
-    return any(folder.get(_WORKER) == _process(pid) for pid in ours)
+    return parent if parent is not None and folder.get(_WORKER) == _process(parent.pid) else None
 
 
-def _process(pid: int) -> bytes:
+def _process(pid: int | None) -> bytes:
     """Name a process, among those of all machines."""
     return f"{socket.gethostname()} {pid}".encode()
 
@@ -169,7 +185,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None
         folder = BatchFolder(uri)
         manifest = folder.manifest()
         if is_same_queue(queue, manifest.queue_url):
-            return HeldBatch(folder, manifest)
+            return HeldBatch(folder, manifest, run_worker(folder))
     routed = None if key is None else routed_batch_of(context.run)
     return (
         routed if routed is not None and is_same_queue(queue, context.run.tags.get(ROUTED_QUEUE_TAG, queue)) else None

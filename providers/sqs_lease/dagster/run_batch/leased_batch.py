@@ -22,11 +22,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, run_worker, step_key
+from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
@@ -42,20 +43,19 @@ EXIT_CODE: Final = 70
 
 
 @contextmanager
-def ended_with_run_worker() -> Iterator[None]:
-    """Within the block, end this process if it is a step's and its run worker ends.
+def _ended_with(run_worker: BaseProcess | None) -> Iterator[None]:
+    """Within the block, end this process, which is a step's, if its run worker ends.
 
     First the step is interrupted, as when its run is terminated, so that it also stops its own child processes, such as
     the one behind a Pipes client. After :data:`INTERRUPTED_SECONDS` the process exits at once in any case: code that
     catches the interruption, or that it does not reach, must not go on.
     """
-    worker = run_worker()
-    if worker is None:
+    if run_worker is None:
         yield
         return
     left, leave = multiprocessing.Pipe(duplex=False)
     thread = threading.Thread(
-        target=_watch, args=(worker.sentinel, left), name="sqs-lease run worker watch", daemon=True
+        target=_watch, args=(run_worker.sentinel, left), name="sqs-lease run worker watch", daemon=True
     )
     thread.start()
     try:
@@ -286,7 +286,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     """
     folder = held.folder
     work, is_rest = _begun(context, folder)
-    with ended_with_run_worker():
+    with _ended_with(held.run_worker):
         # Messages that failed, in any step and any attempt, are no longer worked on.
         failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
