@@ -511,10 +511,4 @@ def read_run(folder: BatchFolder) -> Destination | None:
     Raises:
         OSError: It cannot be read, and may be later.
     """
-    content = folder.get(RUN)
-    if content is None:
-        return None
-    try:
-        return msgspec.json.decode(content, type=Destination)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+    return folder.decoded(RUN, msgspec.json.Decoder(Destination).decode)

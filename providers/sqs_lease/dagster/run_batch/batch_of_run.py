@@ -294,14 +294,7 @@ def read_written(folder: BatchFolder) -> WrittenBatch | None:
     Raises:
         OSError: They cannot be read, and may be later.
     """
-    content = folder.get(LEASES)
-    if content is None:
-        return None
-    try:
-        return WrittenBatch.decode(content.decode())
-    except ValueError:
-        # The error is left out, because its text may quote a receipt handle.
-        return None
+    return folder.decoded(LEASES, lambda content: WrittenBatch.decode(content.decode()))
 
 
 def is_over(written: WrittenBatch) -> bool:
