@@ -200,21 +200,7 @@ class RunBatch(LeasedBatch):
 
     def report(self) -> LeaseReport:
         """Report all messages as held: they are settled only when the run ends."""
-        count = len(self)
-        return LeaseReport(
-            received=count,
-            held=count,
-            deleted=0,
-            released=0,
-            dead_lettered=0,
-            expired=0,
-            lost=0,
-            failed=0,
-            extensions=0,
-            extension_calls=0,
-            late=0,
-            uncertain=0,
-        )
+        return LeaseReport(received=len(self), held=len(self))
 
     def failed(self) -> dict[str, str]:
         """Return the reasons of the failed messages so far, by message id."""
