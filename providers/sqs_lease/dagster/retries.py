@@ -127,30 +127,24 @@ class NoDeadLetterForJobErrors(FailureRule):
 
     Attributes:
         rule: The user's rule.
+        is_job_error: Whether a job failed.
     """
 
     rule: FailureRule
+    is_job_error: bool = False
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """Settle by the user's rule."""
-        return self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        """Settle by the user's rule; if a job failed, release in place of a dead letter."""
+        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        if self.is_job_error and isinstance(settlement, DeadLetter):
+            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
+        return settlement
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the user's rule for the exception, without dead letters if a job failed."""
-        rule = self.rule.matching(errors)
-        named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
-        return _WithoutDeadLetters(rule) if _JOB_ERROR in errors and not named else rule
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutDeadLetters(FailureRule):
-    rule: FailureRule
-
-    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
-        if isinstance(settlement, DeadLetter):
-            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
-        return settlement
+        is_named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
+        is_job_error = _JOB_ERROR in errors and not is_named
+        return NoDeadLetterForJobErrors(self.rule.matching(errors), is_job_error=is_job_error)
 
 
 def failure_rule(on_failure: OnFailure | None) -> FailureRule:
