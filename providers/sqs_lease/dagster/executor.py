@@ -17,7 +17,6 @@ import multiprocessing
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -163,14 +162,13 @@ def sqs_lease_executor(
         on_failure=failure_rule(on_failure),
     )
     _check_around(around)
-    leasing = _Leasing(queue, workspace, options)
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
         make = around.executor_creation_fn
         if make is None:
             raise RuntimeError(f"The executor {around.name!r}, which is to run the steps, cannot be made")
         steps = make(dg.InitExecutorContext(context.job, around, context.executor_config, context.instance))
-        return LeaseExecutor(steps, leasing)
+        return LeaseExecutor(steps, queue, workspace, options)
 
     return dg.ExecutorDefinition(
         name="sqs_lease",
@@ -197,21 +195,14 @@ def _check_around(around: object) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Leasing:
-    """The arguments of :func:`sqs_lease_executor`."""
-
-    queue: SqsQueueResource
-    workspace: str
-    options: LeaseOptions
-
-
 class LeaseExecutor(dg.Executor):
     """The executor that holds messages while another one runs the steps. Made by :func:`sqs_lease_executor`."""
 
-    def __init__(self, steps: dg.Executor, leasing: _Leasing) -> None:
+    def __init__(self, steps: dg.Executor, queue: SqsQueueResource, workspace: str, options: LeaseOptions) -> None:
         self._steps = steps
-        self._leasing = leasing
+        self._queue = queue
+        self._workspace = workspace
+        self._options = options
 
     @property
     def retries(self) -> RetryMode:
@@ -233,16 +224,16 @@ class LeaseExecutor(dg.Executor):
             BatchFolderError: The messages cannot be stored for the steps, or the steps' reports cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
-        leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
-        queue = leasing.queue.process_config_and_initialize()
+        run, instance = plan_context.dagster_run, plan_context.instance
+        queue = self._queue.process_config_and_initialize()
         _refuse_to_go_on(instance, run, queue.queue)
-        taken = routed_batch_of(run) or passed_on_batch_of(run, leasing.workspace, queue.queue)
+        taken = routed_batch_of(run) or passed_on_batch_of(run, self._workspace, queue.queue)
         if taken is None:
             # A run that takes a batch up has messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
             _refuse_part_of_the_job(run, parts, queue.queue)
-        remove_left_over(leasing.workspace)
-        uri = run_batch_path(leasing.workspace, run.run_id)
+        remove_left_over(self._workspace)
+        uri = run_batch_path(self._workspace, run.run_id)
         folder = BatchFolder(uri)
         ended_by: BaseException | None = None
         is_passed_on = False
@@ -250,7 +241,7 @@ class LeaseExecutor(dg.Executor):
             leaving.callback(lambda: None if is_passed_on else folder.discard())
             # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
-                block = block_of(queue, leasing.options, passed_on=taken)
+                block = block_of(queue, self._options, passed_on=taken)
                 batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
