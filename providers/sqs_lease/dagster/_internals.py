@@ -519,6 +519,15 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
 # Assets of runs
 
 
+def runs_planned_for(instance: dg.DagsterInstance, key: dg.AssetKey, most: int) -> list[str]:
+    """Return the ids of runs that were to materialize an asset, the newest first, once for each partition.
+
+    Public is ``fetch_materializations``, of those that did materialize it.
+    """
+    planned = instance.fetch_planned_materializations(key, limit=most).records
+    return [record.run_id for record in planned]
+
+
 def materialized_by(
     instance: dg.DagsterInstance, run: dg.DagsterRun, steps: Collection[str]
 ) -> list[tuple[dg.AssetKey, str | None]]:

@@ -273,7 +273,7 @@ class _RunFailure:
 
 def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _RunFailure | None:
     """Find the last run before this one that was to materialize an asset, if it failed and did not."""
-    record = next(iter(runs_of_assets(context.instance, [key])), None)
+    record = next(iter(runs_of_assets(context.instance, [key], most=1)), None)
     if record is None:
         return None
     run = record.dagster_run
