@@ -35,6 +35,7 @@ from tests.dagster.executor_runs import (
     numbers,
     runs_in,
 )
+from tests.dagster.refusals import refuse_dead_letters
 
 DEADLINE_SECONDS = 600.0
 VISIBILITY_SECONDS = 600
@@ -364,6 +365,19 @@ def test_a_run_that_dagster_repeats_from_its_failure_works_on_what_the_failed_on
         assert again.success
         assert {event.step_key for event in again.all_events if event.is_step_success} == {"report"}
         assert (queue.visible, queue.invisible, queue.deleted) == (["bad", "later"], [], 1)
+
+
+def test_a_dead_letter_that_is_refused_when_a_batch_is_passed_on_fails_the_run_with_what_to_do(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a", "bad")
+    refuse_dead_letters(monkeypatch)
+    wrong = {"breaks": True, "fails": ["bad"]}
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        first = retrying.execute(executor_jobs.spelled, {"load": wrong})
+    (failed,) = (event for event in first.all_events if event.is_job_failure)
+    assert "sqs:SendMessage" in str(failed.job_failure_data.error)
+    assert (queue.visible, queue.invisible, queue.dead_letters) == (["bad"], ["a"], [])
 
 
 def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_the_run_has_failed_as_it_did(
