@@ -350,7 +350,10 @@ def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
     done = set(map(without_mapping_key, executed))
     left_out = set(_steps_of(whole.graph)) - done
     if is_implicit:
-        near = _connected_nodes(whole.graph, {key.partition(".")[0] for key in done})
+        # All that is before or after a node, as an op selection names it.
+        near = _private("selector.subset_selector", "parse_op_queries")(
+            whole.graph, [f"*{name}*" for name in {key.partition(".")[0] for key in done}]
+        )
         left_out = {key for key in left_out if key.partition(".")[0] in near}
     layer = whole.asset_layer
     assets = {
@@ -370,36 +373,6 @@ def _steps_of(graph: dg.GraphDefinition, prefix: str = "") -> Iterator[str]:
             yield from _steps_of(node.definition, f"{prefix}{node.name}.")
         else:
             yield f"{prefix}{node.name}"
-
-
-def _connected_nodes(graph: dg.GraphDefinition, chosen: Collection[str]) -> set[str]:
-    """Return all nodes before and after some nodes, directly and indirectly."""
-    before = {
-        node.name: {
-            output.node_name
-            for outputs in graph.dependency_structure.input_to_upstream_outputs_for_node(node.name).values()
-            for output in outputs
-        }
-        for node in graph.nodes
-    }
-    after: dict[str, set[str]] = {}
-    for name, several in before.items():
-        for each in several:
-            after.setdefault(each, set()).add(name)
-    found: set[str] = set()
-    for start in chosen:
-        found |= _reached(before, start) | _reached(after, start)
-    return found
-
-
-def _reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    waiting = list(edges.get(start, ()))
-    while waiting:
-        if (key := waiting.pop()) not in found:
-            found.add(key)
-            waiting.extend(edges.get(key, ()))
-    return found
 
 
 # Sensors
