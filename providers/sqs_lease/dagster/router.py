@@ -71,7 +71,8 @@ from sqs_lease.dagster.dispatch import (
     target_argument,
     write_run,
 )
-from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.batch_of_run import (
     HANDOFF_SECONDS,

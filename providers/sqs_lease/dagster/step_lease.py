@@ -1,8 +1,13 @@
-"""A lease in a step of Dagster. It ends with its step, not with its block.
+"""A lease in a step of Dagster, from ``with queue.lease(context) as batch:`` to the deletion of its messages.
 
-Dagster stores the return value of an op or asset after its function has ended, so a lease that ended with its block
-would delete messages before their value is stored. This one goes on after its block, until Dagster reports the end of
-the step to the listeners in the step's own process:
+:class:`QueueLease` is the context manager that a user enters. Where the executor holds the messages of the run, its
+block joins that batch (``run_batch/leased_batch.py``). Outside of a step, it is the block of a plain lease. In all
+other cases it is a :class:`StepLease`: it receives, or takes up the batch of a router (``run_batch/batch_of_run.py``).
+
+**A lease in a step ends with its step**, not with its block. Dagster stores the return value of an op or asset after
+its function has ended, so a lease that ended with its block would delete messages before their value is stored. A
+:class:`StepLease` goes on after its block, until Dagster reports the end of the step to the listeners in the step's own
+process. :class:`StepEnd` is such a listener, and settles all leases of the attempt:
 
 | the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
 | --- | --- | --- |
@@ -37,11 +42,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import dagster as dg
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
 from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
@@ -54,10 +59,22 @@ from sqs_lease.dagster._internals import (
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
+from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
-from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch, write_leases
-from sqs_lease.keeper.session import Messages, SettlementError, ended
+from sqs_lease.dagster.run_batch.batch_of_run import (
+    HANDOFF_SECONDS,
+    HeldBatch,
+    RoutedBatch,
+    batch_of_run,
+    write_leases,
+)
+from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
+
+if TYPE_CHECKING:
+    from sqs_lease.dagster.resource import SqsQueueResource
 
 logger = logging.getLogger(__name__)
 
@@ -65,109 +82,135 @@ MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
-class StepFailedError(Exception):
-    """Stand-in for a step's exception that Dagster does not give."""
-
-
-class RecordingBatch(OwnLeasedBatch):
-    """The messages of a lease in a step. Failures are written down, and settled when the step has ended."""
-
-    def __init__(self, lease: Any) -> None:
-        super().__init__(lease)
-        self._failed: set[Receipt] = set()
-        self.refused: list[Exception] = []
-
-    def succeed(self, messages: Messages) -> None:
-        """Delete messages, see :meth:`LeasedBatch.succeed`; a refusal of SQS fails the step at its end."""
-        with self._noting_refusals():
-            super().succeed(messages)
-
-    def release(self, messages: Messages) -> None:
-        """Release messages, see :meth:`LeasedBatch.release`; a refusal of SQS fails the step at its end."""
-        with self._noting_refusals():
-            super().release(messages)
-
-    @contextmanager
-    def _noting_refusals(self) -> Iterator[None]:
-        # An exception here would end the work on other messages.
-        try:
-            yield
-        except SettlementError as error:
-            self.refused.append(error)
-
-    def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """Fail messages for good: the failure rule settles them when the step has ended, whether it succeeds or not.
-
-        See :meth:`LeasedBatch.fail <sqs_lease.blocking.LeasedBatch.fail>` for the arguments.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The lease has ended.
-        """
-        self._record(self._session.failing(self._chosen(messages), reason, errors))
-
-    def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """Fail messages for good, each for a reason of its own; see :meth:`fail`.
-
-        Args:
-            reasons: By message id.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The lease has ended.
-        """
-        self._record(self._session.failing(self._chosen(reasons), reasons))
-
-    def count_failed(self) -> int:
-        """Return how many messages were failed so far."""
-        return len(self._failed)
-
-    def is_decided(self) -> bool:
-        """Whether each message was settled or failed."""
-        return all(self._session.is_decided(message.receipt) for message in self)
-
-    def _record(self, settlements: Mapping[Receipt, Settlement]) -> None:
-        if not self.is_open:
-            raise ended(self.queue_url)
-        self._failed |= {receipt for receipt in settlements if not self._session.is_decided(receipt)}
-        self._session.decide(settlements)
-
-
-class StepLease(AbstractContextManager[LeasedBatch]):
-    """One lease in a step.
+class QueueLease(AbstractContextManager[LeasedBatch]):
+    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
 
     Args:
-        end: The end of the attempt at the step.
-        rule: The rule for messages that failed.
-        block: The block of the lease, with that rule and a :class:`RecordingBatch`.
-        attributes: Reads the queue's attributes.
-        routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
+        resource: The queue.
+        context: The context of the op or asset.
+        options: The options of the lease.
+        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
+
+    Raises:
+        BatchFolderError: See :func:`batch_of_run <sqs_lease.dagster.run_batch.batch_of_run.batch_of_run>`.
     """
 
     def __init__(
-        self,
-        end: StepEnd,
-        rule: ReleaseWhileRetrying,
-        block: LeaseBlock,
-        attributes: Callable[[], QueueAttributes],
-        routed: RoutedBatch | None = None,
+        self, resource: SqsQueueResource, context: Context, options: LeaseOptions, given: Sequence[str]
     ) -> None:
-        self.attributes = attributes
-        self.routed = routed
+        self._resource = resource
+        self._context = context
+        self._options = options
+        self._given = given
+        self._found = batch_of_run(context, resource.queue)
+        self._end = StepEnd.of(context)
+        self._entered: AbstractContextManager[LeasedBatch] | None = None
+
+    def __enter__(self) -> LeasedBatch:
+        if self._entered is not None:
+            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
+        if self._end is not None:
+            self._end.entered()
+        with access_to(self._resource):
+            self._entered = self._opened()
+            return self._entered.__enter__()
+
+    def _opened(self) -> AbstractContextManager[LeasedBatch]:
+        if isinstance(self._found, HeldBatch):
+            return self._joined(self._found)
+        if self._end is None:
+            return block_of(self._resource, self._options)
+        return StepLease(self._resource, self._options, self._end, self._found)
+
+    @contextmanager
+    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
+        log = self._context.log
+        with joined(self._context, held) as batch:
+            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
+            if self._given:
+                given = ", ".join(self._given)
+                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
+            yield batch
+        if self._end is not None:
+            # The outcome of the messages is known later: their holder adds it to the assets of the run.
+            self._end.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
+
+    def __iter__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __len__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._without_with()
+
+    def _without_with(self) -> TypeError:
+        return TypeError(
+            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
+            "the batch: `with queue.lease(context) as batch:`"
+        )
+
+
+def block_of(
+    resource: SqsQueueResource,
+    options: LeaseOptions,
+    *,
+    passed_on: RoutedBatch | None = None,
+    batch: type[OwnLeasedBatch] | None = None,
+) -> LeaseBlock:
+    """Return the block of a lease: it receives, or takes up a batch that was passed on.
+
+    Args:
+        resource: The queue.
+        options: The options of the lease.
+        passed_on: The batch to take up.
+        batch: The class of the batch, see :func:`lease_block <sqs_lease.blocking.lease_block>`.
+
+    Raises:
+        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
+        BatchFolderError: The batch is gone, or the run came too late.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
+    """
+    resource.refuse_without_dead_letter_queue(options.on_failure)
+    client = resource.client()
+    adopts = None if passed_on is None else passed_on.take_up()
+    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
+
+
+class StepLease(AbstractContextManager[LeasedBatch]):
+    """One lease in a step that holds its messages itself.
+
+    Args:
+        resource: The queue.
+        options: The options of the lease.
+        end: The end of the attempt at the step.
+        found: The batch of a router's run that the lease takes up, and passes on to the next attempt.
+    """
+
+    def __init__(
+        self, resource: SqsQueueResource, options: LeaseOptions, end: StepEnd, found: RoutedBatch | None
+    ) -> None:
+        self.attributes = resource.attributes
         self._end = end
         # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
         # garbage collected, which gives its messages back.
-        self._rule = rule
-        self._block = block
+        self._rule = ReleaseWhileRetrying(options.on_failure)
+        left = None if found is None else end.still_left(found)
+        self.routed = None if left is None or left.is_taken else left
+        self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
         self._batch: RecordingBatch | None = None
         self._raised: Exception | None = None
         self._has_ended = False
 
     def __enter__(self) -> LeasedBatch:
-        batch = self._block.__enter__()
-        if not isinstance(batch, RecordingBatch):
-            raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
-        self._batch = batch
+        batch = self._batch = cast(RecordingBatch, self._block.__enter__())
         self._end.hold(self)
         received = f"Received {len(batch)} messages of {batch.queue_url}"
         report_event(self._end.context, received, {HELD: dg.MetadataValue.int(len(batch))})
@@ -241,6 +284,10 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         return len(written.leases)
 
 
+class StepFailedError(Exception):
+    """Stand-in for a step's exception that Dagster does not give."""
+
+
 _LAST_EVENTS: Final = (
     dg.DagsterEventType.STEP_SUCCESS,
     dg.DagsterEventType.STEP_FAILURE,
@@ -258,6 +305,22 @@ class StepEnd:
     Attributes:
         not_entered: How many leases were made and not entered.
     """
+
+    @classmethod
+    def of(cls, context: Context) -> StepEnd | None:
+        """Take note that a lease was made in a step, which must be entered by ``with``.
+
+        Args:
+            context: The context of the op or asset.
+
+        Returns:
+            The end of the attempt at the step; None if its function is called directly.
+        """
+        if (key := step_key(context)) is None:
+            return None
+        end = listening(context, cls(context, key))
+        end.not_entered += 1
+        return end
 
     def __init__(self, context: Context, key: str) -> None:
         self.context = context
@@ -366,18 +429,65 @@ class StepEnd:
             warn_in_log(instance, entry, str(problem))
 
 
-def lease_made(context: Context) -> StepEnd | None:
-    """Take note that a lease was made in a step, which must be entered by ``with``.
+class RecordingBatch(OwnLeasedBatch):
+    """The messages of a lease in a step. Failures are written down, and settled when the step has ended."""
 
-    Args:
-        context: The context of the op or asset.
+    def __init__(self, lease: Any) -> None:
+        super().__init__(lease)
+        self._failed: set[Receipt] = set()
+        self.refused: list[Exception] = []
 
-    Returns:
-        The end of the attempt at the step; None if its function is called directly.
-    """
-    key = step_key(context)
-    if key is None:
-        return None
-    end = listening(context, StepEnd(context, key))
-    end.not_entered += 1
-    return end
+    def succeed(self, messages: Messages) -> None:
+        """Delete messages, see :meth:`LeasedBatch.succeed`; a refusal of SQS fails the step at its end."""
+        with self._noting_refusals():
+            super().succeed(messages)
+
+    def release(self, messages: Messages) -> None:
+        """Release messages, see :meth:`LeasedBatch.release`; a refusal of SQS fails the step at its end."""
+        with self._noting_refusals():
+            super().release(messages)
+
+    @contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        # An exception here would end the work on other messages.
+        try:
+            yield
+        except SettlementError as error:
+            self.refused.append(error)
+
+    def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
+        """Fail messages for good: the failure rule settles them when the step has ended, whether it succeeds or not.
+
+        See :meth:`LeasedBatch.fail <sqs_lease.blocking.LeasedBatch.fail>` for the arguments.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The lease has ended.
+        """
+        self._record(self._session.failing(self._chosen(messages), reason, errors))
+
+    def fail_each(self, reasons: Mapping[str, str]) -> None:
+        """Fail messages for good, each for a reason of its own; see :meth:`fail`.
+
+        Args:
+            reasons: By message id.
+
+        Raises:
+            KeyError: One is not of this batch.
+            RuntimeError: The lease has ended.
+        """
+        self._record(self._session.failing(self._chosen(reasons), reasons))
+
+    def count_failed(self) -> int:
+        """Return how many messages were failed so far."""
+        return len(self._failed)
+
+    def is_decided(self) -> bool:
+        """Whether each message was settled or failed."""
+        return all(self._session.is_decided(message.receipt) for message in self)
+
+    def _record(self, settlements: Mapping[Receipt, Settlement]) -> None:
+        if not self.is_open:
+            raise ended(self.queue_url)
+        self._failed |= {receipt for receipt in settlements if not self._session.is_decided(receipt)}
+        self._session.decide(settlements)
