@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent
-from sqs_lease.dagster.components.options import IngestionScaffolder
+from sqs_lease.dagster.components.options import scaffolder
 from sqs_lease.dagster.spark import ingest_with_spark, storage_kind, table_metadata
 from sqs_lease.ingestion.spec import SINKS, SOURCES, VERSION, IngestionSpec, Kind
 
@@ -44,7 +44,7 @@ def _schema_by_kind(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     }
 
 
-@dg.scaffold_with(IngestionScaffolder)
+@dg.scaffold_with(scaffolder("ingestion.yaml"))
 class SqsIngestionComponent(LeasedAssetComponent):
     """A table as an asset: each materialization ingests a batch of a queue's messages by Spark, each exactly once."""
 

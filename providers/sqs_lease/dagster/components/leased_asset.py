@@ -17,12 +17,12 @@ from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_ch
 from sqs_lease.dagster.components.options import (
     BacklogCheckOptions,
     BacklogSensorOptions,
-    FunctionScaffolder,
     LeaseOptions,
     QueueOptions,
     RetryOptions,
     errors_at_keys_of_a_queue,
     errors_at_their_keys,
+    scaffolder,
 )
 from sqs_lease.dagster.components.queue import resource_of
 from sqs_lease.dagster.resource import SqsQueueResource
@@ -146,7 +146,7 @@ def _result(returned: object, key: dg.AssetKey) -> dg.MaterializeResult[Any]:
 _CONTEXT: Final = "context"
 
 
-@dg.scaffold_with(FunctionScaffolder)
+@dg.scaffold_with(scaffolder("function.yaml"))
 class SqsFunctionComponent(LeasedAssetComponent):
     """An asset: each materialization calls a Python function with a batch of messages.
 
