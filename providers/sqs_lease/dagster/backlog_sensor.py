@@ -31,6 +31,7 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.dagster._internals import location_name, runs_planned_for
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
+    UNREADABLE_SECONDS,
     PartitionKeyError,
     RunConfig,
     Target,
@@ -47,9 +48,6 @@ _VERSION: Final = 1
 
 # Some thousands of years: a difference of two such times can still be a timedelta. Of any two floats it cannot.
 _Time = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
-
-UNREADABLE_SECONDS: Final = 600.0
-"""Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
 
 
 @dataclass(frozen=True, slots=True)

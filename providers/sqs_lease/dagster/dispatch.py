@@ -60,6 +60,10 @@ MOST_RUNS_AT_ONCE: Final = 3
 """Most runs that one evaluation requests: Dagster launches them one after the other, each in about 3 s."""
 
 
+UNREADABLE_SECONDS: Final = 600.0
+"""Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
+
+
 def jobs_of_a_list(target: Target | None) -> list[str]:
     """Return the names of the jobs of a list; empty if the target is not a list of jobs.
 
