@@ -229,7 +229,7 @@ class LeaseExecutor(dg.Executor):
         run, instance = plan_context.dagster_run, plan_context.instance
         queue = self._queue.process_config_and_initialize()
         _refuse_to_go_on(instance, run, queue.queue)
-        taken = routed_batch_of(run) or passed_on_batch_of(run, self._workspace, queue.queue)
+        taken = routed_batch_of(run, queue.queue) or passed_on_batch_of(run, self._workspace, queue.queue)
         if taken is None:
             # A run that takes a batch up has messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)

@@ -186,10 +186,7 @@ def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None
         manifest = folder.manifest()
         if is_same_queue(queue, manifest.queue_url):
             return HeldBatch(folder, manifest, run_worker(folder))
-    routed = None if key is None else routed_batch_of(context.run)
-    return (
-        routed if routed is not None and is_same_queue(queue, context.run.tags.get(ROUTED_QUEUE_TAG, queue)) else None
-    )
+    return None if key is None else routed_batch_of(context.run, queue)
 
 
 def _held_uri(context: Context, key: str | None) -> str | None:
@@ -241,14 +238,17 @@ def _account(queue: str) -> str | None:
     return before if before.isdigit() else None
 
 
-def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
-    """Return the batch that a router wrote for a run; None if there is no batch.
+def routed_batch_of(run: dg.DagsterRun, queue: str) -> RoutedBatch | None:
+    """Return the batch that a router of a queue wrote for a run; None if there is no batch, or it is of another queue.
 
     Args:
         run: The run.
+        queue: The queue's name, ARN or URL.
     """
     uri = run.tags.get(ROUTED_TAG)
-    return None if uri is None else RoutedBatch(BatchFolder(uri), run.run_id)
+    if uri is None or not is_same_queue(queue, run.tags.get(ROUTED_QUEUE_TAG, queue)):
+        return None
+    return RoutedBatch(BatchFolder(uri), run.run_id)
 
 
 def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
