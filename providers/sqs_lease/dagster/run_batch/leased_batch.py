@@ -105,6 +105,9 @@ class RunBatch(LeasedBatch):
     If Dagster retries the step, its releases are forgotten: the next attempt gets those messages again. Failed messages
     are not given to later attempts, nor to steps that begin afterwards.
 
+    Arguments and errors are those of :class:`LeasedBatch`, but for ``SettlementError``: no call is made. All methods
+    that settle raise ``OSError`` if the report cannot be written.
+
     Attributes:
         batch_id: Names the batch.
     """
@@ -139,63 +142,27 @@ class RunBatch(LeasedBatch):
         """Return at once: settlements are already written down, and sent to SQS when the run ends."""
 
     def succeed(self, messages: Messages) -> None:
-        """Succeed messages in this step: a retry of it does not get them, and its exceptions do not fail them.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
+        """Succeed messages in this step: a retry of it does not get them, and its exceptions do not fail them."""
         self._settle(messages, lambda work, ids: replace(work, done=work.done | ids))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """Fail messages for good: the failure rule settles them when the run ends, even if other steps succeed.
-
-        Args:
-            messages: Messages of this batch, or their ids.
-            reason: The reason, for people; it becomes a message attribute of dead-lettered messages.
-            errors: The classes of the exception that failed them, as for :meth:`LeasedBatch.fail`.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
-
-        def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
-            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
-            return replace(
-                work, failed={**work.failed, **dict.fromkeys(ids, reason)}, errors={**work.errors, **classes}
-            )
-
-        self._settle(messages, failed)
+        """Fail messages for good: the failure rule settles them when the run ends, even if other steps succeed."""
+        self._fail({each.message_id: reason for each in self._chosen(messages)}, errors)
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """Fail messages for good, each for a reason of its own.
+        """Fail messages for good, each for a reason of its own; see :meth:`fail`."""
+        self._fail(reasons, ())
 
-        Args:
-            reasons: By message id; see :meth:`fail`.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
-
+    def _fail(self, reasons: Mapping[str, str], errors: Sequence[str]) -> None:
         def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
             new = {message_id: reason for message_id, reason in reasons.items() if message_id in ids}
-            return replace(work, failed={**work.failed, **new})
+            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
+            return replace(work, failed={**work.failed, **new}, errors={**work.errors, **classes})
 
         self._settle(list(reasons), failed)
 
     def release(self, messages: Messages) -> None:
-        """Release messages that were not processed and are not at fault: they are visible again when the run ends.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
+        """Release messages that were not processed and are not at fault: they are visible again when the run ends."""
         self._settle(messages, lambda work, ids: replace(work, released=work.released | ids))
 
     def report(self) -> LeaseReport:
