@@ -387,7 +387,7 @@ def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_th
         raise OSError("no space is left")
 
     queue.send("a")
-    monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.write_leases", full)
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
     assert [event for event in result.all_events if event.is_job_failure]

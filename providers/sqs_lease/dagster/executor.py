@@ -12,7 +12,6 @@ machine, so such steps do not get the batch, and receive messages of their own i
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -44,9 +43,9 @@ from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import (
     BATCH_TAG,
     HANDOFF_SECONDS,
+    pass_on,
     passed_on_batch_of,
     routed_batch_of,
-    write_leases,
     write_worker,
 )
 from sqs_lease.dagster.run_batch.folder import (
@@ -69,8 +68,6 @@ if TYPE_CHECKING:
         RetryMode,
         StepDependencyConfig,
     )
-
-logger = logging.getLogger(__name__)
 
 STEPS_END_SECONDS: Final = 10.0
 """How long steps may take to end after an interruption, if the executor failed while they run."""
@@ -412,17 +409,12 @@ def _settle(
 
 def _pass_on(block: LeaseBlock, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> bool:
     """Write down the held messages for the run that repeats this one; return whether that was possible."""
-    written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
-    if written is None:
-        return False
-    try:
-        write_leases(folder, written)
-    except OSError:
-        logger.exception("%d messages cannot be passed on, and come back in %g s", len(written.leases), HANDOFF_SECONDS)
+    count = pass_on(block, folder, RuntimeError("the run is repeated"))
+    if count is None:
         return False
     plan_context.log.info(
         "%d messages are passed on to the run that repeats this one, and come back in %g s if it does not begin",
-        len(written.leases),
+        count,
         HANDOFF_SECONDS,
     )
     return True

@@ -7,7 +7,7 @@ other cases it is a :class:`StepLease`: it receives, or takes up the batch of a 
 **A lease in a step ends with its step**, not with its block. Dagster stores the return value of an op or asset after
 its function has ended, so a lease that ended with its block would delete messages before their value is stored. A
 :class:`StepLease` goes on after its block, until Dagster reports the end of the step to the listeners in the step's own
-process. :class:`StepEnd` is such a listener, and settles all leases of the attempt:
+process. :class:`Attempt` is such a listener, and settles all leases of one attempt at the step:
 
 | the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
 | --- | --- | --- |
@@ -28,7 +28,7 @@ Two ends are earlier. A block that is interrupted gives back at once. A lease en
 messages was settled there (``succeed``, ``fail``, ``release``), so that a step may work on batch after batch.
 
 **Retries in one process.** Each attempt has a listener of its own, and all of them get the events of the last attempt.
-So an attempt's :class:`StepEnd` is over for good at the attempt's own last event.
+So an :class:`Attempt` is over for good at its own last event.
 
 **A refused settlement fails the step.** If a listener raises an exception, Dagster reports a failure instead: a step
 that would have succeeded fails, once, because a ``RetryPolicy`` does not apply to errors outside of the function. By
@@ -61,13 +61,7 @@ from sqs_lease.dagster._internals import (
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
-from sqs_lease.dagster.run_batch.batch_of_run import (
-    HANDOFF_SECONDS,
-    HeldBatch,
-    RoutedBatch,
-    batch_of_run,
-    write_leases,
-)
+from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
 from sqs_lease.dagster.run_batch.leased_batch import joined
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
@@ -103,14 +97,14 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         self._options = options
         self._given = given
         self._found = batch_of_run(context, resource.queue)
-        self._end = StepEnd.of(context)
+        self._attempt = Attempt.of(context)
         self._entered: AbstractContextManager[LeasedBatch] | None = None
 
     def __enter__(self) -> LeasedBatch:
         if self._entered is not None:
             raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
-        if self._end is not None:
-            self._end.entered()
+        if self._attempt is not None:
+            self._attempt.entered()
         with access_to(self._resource):
             self._entered = self._opened()
             return self._entered.__enter__()
@@ -118,9 +112,9 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
     def _opened(self) -> AbstractContextManager[LeasedBatch]:
         if isinstance(self._found, HeldBatch):
             return self._joined(self._found)
-        if self._end is None:
+        if self._attempt is None:
             return block_of(self._resource, self._options)
-        return StepLease(self._resource, self._options, self._end, self._found)
+        return StepLease(self._resource, self._options, self._attempt, self._found)
 
     @contextmanager
     def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
@@ -131,9 +125,9 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
                 given = ", ".join(self._given)
                 log.info("The run's executor holds this batch: %s of this lease do not apply", given)
             yield batch
-        if self._end is not None:
+        if self._attempt is not None:
             # The outcome of the messages is known later: their holder adds it to the assets of the run.
-            self._end.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
+            self._attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -190,19 +184,19 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     Args:
         resource: The queue.
         options: The options of the lease.
-        end: The end of the attempt at the step.
+        attempt: The attempt at the step.
         found: The batch of a router's run that the lease takes up, and passes on to the next attempt.
     """
 
     def __init__(
-        self, resource: SqsQueueResource, options: LeaseOptions, end: StepEnd, found: RoutedBatch | None
+        self, resource: SqsQueueResource, options: LeaseOptions, attempt: Attempt, found: RoutedBatch | None
     ) -> None:
         self.attributes = resource.attributes
-        self._end = end
+        self._attempt = attempt
         # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
         # garbage collected, which gives its messages back.
         self._rule = ReleaseWhileRetrying(options.on_failure)
-        left = None if found is None else end.still_left(found)
+        left = None if found is None else attempt.still_left(found)
         self.routed = None if left is None or left.is_taken else left
         self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
         self._batch: RecordingBatch | None = None
@@ -211,9 +205,9 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
     def __enter__(self) -> LeasedBatch:
         batch = self._batch = cast(RecordingBatch, self._block.__enter__())
-        self._end.hold(self)
+        self._attempt.hold(self)
         received = f"Received {len(batch)} messages of {batch.queue_url}"
-        report_event(self._end.context, received, {HELD: dg.MetadataValue.int(len(batch))})
+        report_event(self._attempt.context, received, {HELD: dg.MetadataValue.int(len(batch))})
         return batch
 
     def __exit__(
@@ -230,7 +224,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             return
         self._raised = error
         if error is None:
-            self._end.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
+            self._attempt.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
         if batch.is_decided() and self.routed is None:
             self.settle(None, is_tried_again=False)
 
@@ -253,7 +247,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             ended_by = GeneratorExit()
         passed_on: int | None = None
         if is_tried_again and self.routed is not None and ended_by is not None:
-            passed_on = self._pass_on(self.routed, ended_by)
+            passed_on = pass_on(self._block, self.routed.folder, ended_by)
         problems = self._block.settle(ended_by)
         numbers = LeaseNumbers.of(batch)
         text = numbers.summary()
@@ -268,20 +262,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
                 "; the step succeeded before the end of its block, so messages that it had not settled are given back"
             )
             logger.warning(text)
-        self._end.ended(self, text, numbers, [*batch.refused, *problems])
-
-    def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:
-        """Write down the held messages for the next attempt; return their number, None if that failed."""
-        try:
-            written = self._block.pass_on(error, HANDOFF_SECONDS)
-            if written is None:
-                return None
-            write_leases(routed.folder, written)
-        except Exception:
-            # The messages come back when their leases end, and the router starts another run.
-            logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
-            return None
-        return len(written.leases)
+        self._attempt.ended(self, text, numbers, [*batch.refused, *problems])
 
 
 class StepFailedError(Exception):
@@ -295,8 +276,8 @@ _LAST_EVENTS: Final = (
 )
 
 
-class StepEnd:
-    """The end of one attempt at a step, from events in the step's process: it settles the attempt's leases.
+class Attempt:
+    """One attempt at a step: it hears the step's last event in the step's process, and settles its leases then.
 
     Args:
         context: The context of the op or asset.
@@ -307,20 +288,20 @@ class StepEnd:
     """
 
     @classmethod
-    def of(cls, context: Context) -> StepEnd | None:
+    def of(cls, context: Context) -> Attempt | None:
         """Take note that a lease was made in a step, which must be entered by ``with``.
 
         Args:
             context: The context of the op or asset.
 
         Returns:
-            The end of the attempt at the step; None if its function is called directly.
+            The attempt at the step; None if its function is called directly.
         """
         if (key := step_key(context)) is None:
             return None
-        end = listening(context, cls(context, key))
-        end.not_entered += 1
-        return end
+        attempt = listening(context, cls(context, key))
+        attempt.not_entered += 1
+        return attempt
 
     def __init__(self, context: Context, key: str) -> None:
         self.context = context
@@ -388,7 +369,7 @@ class StepEnd:
         event = entry.dagster_event
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
-        # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
+        # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
         self._is_over = True
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)

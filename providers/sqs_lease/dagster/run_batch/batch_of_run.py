@@ -24,6 +24,7 @@ deadline has passed, and the router removes the directory a day later.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
@@ -37,6 +38,7 @@ from uuid import uuid4
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.blocking import LeaseBlock
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.folder import (
@@ -51,6 +53,8 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag with the directory of its batch, an absolute path."""
@@ -277,6 +281,28 @@ def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> Routed
         folder.discard()
         return None
     return passed_on
+
+
+def pass_on(block: LeaseBlock, folder: BatchFolder, error: BaseException) -> int | None:
+    """Pass the held messages of a lease on to the next attempt, and end the lease.
+
+    Args:
+        block: The block of the lease.
+        folder: The directory of the batch, where the next attempt finds them.
+        error: The exception that ended the work: messages that it does not concern are settled.
+
+    Returns:
+        How many messages are passed on; None if that failed, which is logged: they are visible when their leases end.
+    """
+    try:
+        written = block.pass_on(error, HANDOFF_SECONDS)
+        if written is None:
+            return None
+        write_leases(folder, written)
+    except Exception:
+        logger.exception("The messages of %s cannot be passed on, and come back in %g s", folder, HANDOFF_SECONDS)
+        return None
+    return len(written.leases)
 
 
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
