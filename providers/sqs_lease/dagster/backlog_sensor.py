@@ -394,16 +394,11 @@ def build_sqs_backlog_sensor(
             f"sensor {name!r} starts no runs itself, as it has a queue_asset: run_config, run_tags and "
             "max_concurrent_runs are not for it. Set them on the assets behind it, or give a target"
         )
-    sensor = _BacklogSensor(name, queue, rules, partition_key, run_config, run_tags)
-    jobs = jobs_of_a_list(target)
-    key = _asset_key(queue_asset)
+    key, jobs = _asset_key(queue_asset), jobs_of_a_list(target)
+    sensor = _BacklogSensor(name, queue, rules, key, jobs, partition_key, run_config, run_tags)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        if key is not None:
-            return sensor.evaluate(context, lambda seen: sensor.report(context, key, seen))
-        return sensor.evaluate(
-            context, lambda seen: sensor.request(context, jobs, seen, "" if jobs else str(made.job_name))
-        )
+        return sensor.evaluate(context, made)
 
     made = dg.SensorDefinition(
         name,
@@ -493,13 +488,13 @@ class _BacklogSensor:
     name: str
     queue: SqsQueueResource
     rules: _Rules
+    queue_asset: dg.AssetKey | None
+    jobs: Sequence[str]
     partition_key: str | Callable[[Backlog], str] | None
     run_config: RunConfig | Callable[[Backlog], RunConfig] | None
     run_tags: Mapping[str, str] | Callable[[Backlog], Mapping[str, str]] | None
 
-    def evaluate(
-        self, context: dg.SensorEvaluationContext, act: Callable[[_QueueReading], dg.SensorResult]
-    ) -> dg.SensorResult:
+    def evaluate(self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition) -> dg.SensorResult:
         now = SystemClock().wall()
         memory = self._memory(context)
         try:
@@ -514,16 +509,19 @@ class _BacklogSensor:
         backlog = _backlog(queue, memory, now)
         if (reason := self.rules.why_to_wait(backlog)) is not None:
             return dg.SensorResult(skip_reason=_sentence(reason), cursor=memory.cursor())
-        return act(_QueueReading(backlog, memory, now))
+        seen = _QueueReading(backlog, memory, now)
+        if self.queue_asset is not None:
+            return self._report(context, self.queue_asset, seen)
+        return self._ask(context, made, seen)
 
-    def request(
-        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _QueueReading, only_job: str
+    def _ask(
+        self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition, seen: _QueueReading
     ) -> dg.SensorResult:
-        """Ask for runs of each job; of the only target, which is a job of this name, if there are no names."""
+        """Ask for runs of each job, or of the only target."""
         tag = _tag(self.name, context)
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
-        for job in jobs or (None,):
+        for job in self.jobs or (None,):
             runs = SensorRuns.of(runs_of_sensor(context.instance, tag, job), seen.now)
             count, reason = self.rules.how_many(seen.backlog, runs, seen.now)
             if reason:
@@ -534,10 +532,10 @@ class _BacklogSensor:
         return dg.SensorResult(
             run_requests=requests,
             cursor=seen.memory.started(len(requests)).cursor(),
-            dynamic_partitions_requests=self._added_partitions(context, requests, only_job),
+            dynamic_partitions_requests=self._added_partitions(context, made, requests),
         )
 
-    def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _QueueReading) -> dg.SensorResult:
+    def _report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _QueueReading) -> dg.SensorResult:
         """Report the queue's asset, for the assets behind it.
 
         Raises:
@@ -584,14 +582,14 @@ class _BacklogSensor:
         )
 
     def _added_partitions(
-        self, context: dg.SensorEvaluationContext, requests: Sequence[dg.RunRequest], only_job: str
+        self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition, requests: Sequence[dg.RunRequest]
     ) -> list[dg.AddDynamicPartitionsRequest]:
         definitions = context.repository_def
         added: list[Mapping[str, str]] = []
         for request in requests:
             # Without definitions, Dagster's own error tells the rest.
             if definitions is not None and request.partition_key is not None:
-                job = definitions.get_job(request.job_name or only_job)
+                job = definitions.get_job(request.job_name or str(made.job_name))
                 try:
                     added.append(dynamic_keys(definitions, job, request.partition_key))
                 except PartitionKeyError as error:
