@@ -181,12 +181,7 @@ class SensorRuns:
 
     @classmethod
     def of(cls, records: Sequence[dg.RunRecord], now: float) -> SensorRuns:
-        """Count runs.
-
-        Args:
-            records: The runs, the newest first.
-            now: Seconds since the epoch.
-        """
+        """Count runs, of which the newest is first; ``now`` is in seconds since the epoch."""
         failed: list[dg.RunRecord] = []
         repeated: set[str | None] = set()
         for record in records:
@@ -207,13 +202,7 @@ class SensorRuns:
 
 
 def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | None) -> list[dg.RunRecord]:
-    """Look up the runs with a sensor's tag: those that have not ended, and the newest of the others.
-
-    Args:
-        instance: The instance that has the runs.
-        sensor: The tag's value.
-        job_name: Only runs of this job; None for all.
-    """
+    """Look up the runs with a sensor's tag, of one job or of all: those that go on, and the newest of the others."""
     tags = {SENSOR_TAG: sensor}
     going = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_IN_PROGRESS))
     ended = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_ENDED), limit=_RECENT_RUNS)
@@ -221,13 +210,7 @@ def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | No
 
 
 def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey], most: int) -> list[dg.RunRecord]:
-    """Look up the newest runs that were to materialize some assets, the newest first.
-
-    Args:
-        instance: The instance that has the runs.
-        keys: The assets.
-        most: How many planned materializations to look at, of each asset.
-    """
+    """Look up the runs of the ``most`` newest planned materializations of each asset, the newest run first."""
     run_ids = sorted({run_id for key in keys for run_id in runs_planned_for(instance, key, most)})
     return list(instance.get_run_records(dg.RunsFilter(run_ids=run_ids))) if run_ids else []
 

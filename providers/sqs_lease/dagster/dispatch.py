@@ -98,11 +98,6 @@ def dynamic_keys(definitions: dg.RepositoryDefinition, job: dg.JobDefinition, ke
 
     Existing partitions are among them: to add them again does no harm.
 
-    Args:
-        definitions: The definitions of the job.
-        job: The job; one of some assets has their partitions.
-        key: The partition key; of several dimensions, as ``dg.MultiPartitionKey``.
-
     Raises:
         PartitionKeyError: The job has no partitions, or its assets have different ones, or this cannot be a key.
     """
@@ -351,11 +346,6 @@ class Dispatcher:
         self, destination: Destination, *, run_key: str | None = None, tags: Mapping[str, str] | None = None
     ) -> tuple[dg.RunRequest, Mapping[str, str]]:
         """Return the request of a run, and the dynamic partitions to add for it: keys by the definition's name.
-
-        Args:
-            destination: The run.
-            run_key: Its key.
-            tags: More tags of it.
 
         Raises:
             DispatchError: Such a run is not possible with the definitions.

@@ -59,12 +59,7 @@ _WHERE: Final = (
 
 
 def in_words_of_dagster(error: SqsError, resource: str) -> SqsError:
-    """Return an error about the access to a queue with the remedy in Dagster's words; others as they are.
-
-    Args:
-        error: The error; its text names the queue.
-        resource: The name of the resource's class.
-    """
+    """Return an error about the access to a queue with the remedy in Dagster's words; others as they are."""
     if not isinstance(error, _ABOUT_ACCESS) or error.remedy.endswith(_WHERE):
         return error
     words = {"resource": resource, "process": _PROCESS}
@@ -77,14 +72,7 @@ def in_words_of_dagster(error: SqsError, resource: str) -> SqsError:
 
 @contextmanager
 def access_to(resource: object) -> Iterator[None]:
-    """Raise errors about the access to a queue with the remedy in Dagster's words, from within the block.
-
-    Args:
-        resource: The queue's resource.
-
-    Raises:
-        SqsError: The block raised it.
-    """
+    """Raise the errors of a block about the access to a queue with the remedy in Dagster's words."""
     try:
         yield
     except SqsError as error:

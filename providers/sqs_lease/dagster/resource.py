@@ -237,11 +237,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def check_queue_resource(queue: object, owner: str) -> None:
-    """Check that an argument is a queue resource, when it is given.
-
-    Args:
-        queue: The argument.
-        owner: The object that takes it, for the error.
+    """Refuse an argument that is not a queue resource; ``owner`` is what takes it, for the error.
 
     Raises:
         TypeError: It is of another type.

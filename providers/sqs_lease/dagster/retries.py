@@ -63,13 +63,7 @@ class Repetition(Enum):
 def repetition(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
 ) -> Repetition:
-    """Forecast whether Dagster repeats a run after a step of it has failed for good.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        environment: The environment variables.
-    """
+    """Forecast whether Dagster repeats a run after a step of it has failed for good."""
     if run.tags.get(RETRY_ON_STEP_FAILURE_TAG, "").lower() == "false":
         return Repetition.NO
     most = run.tags.get(MAX_RETRIES_TAG)

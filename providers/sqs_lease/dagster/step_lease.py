@@ -161,12 +161,6 @@ def block_of(
 ) -> LeaseBlock:
     """Return the block of a lease: it receives, or takes up a batch that was passed on.
 
-    Args:
-        resource: The queue.
-        options: The options of the lease.
-        passed_on: The batch to take up.
-        batch: The class of the batch, see :func:`lease_block <sqs_lease.blocking.lease_block>`.
-
     Raises:
         ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
         BatchFolderError: The batch is gone, or the run came too late.
@@ -181,11 +175,7 @@ def block_of(
 class StepLease(AbstractContextManager[LeasedBatch]):
     """One lease in a step that holds its messages itself.
 
-    Args:
-        resource: The queue.
-        options: The options of the lease.
-        attempt: The attempt at the step.
-        found: The batch of a router's run that the lease takes up, and passes on to the next attempt.
+    Where a router received a batch for the run, the lease takes that up, and passes it on to the next attempt.
     """
 
     def __init__(
@@ -279,24 +269,13 @@ _LAST_EVENTS: Final = (
 class Attempt:
     """One attempt at a step: it hears the step's last event in the step's process, and settles its leases then.
 
-    Args:
-        context: The context of the op or asset.
-        key: The step's key.
-
     Attributes:
         not_entered: How many leases were made and not entered.
     """
 
     @classmethod
     def of(cls, context: Context) -> Attempt | None:
-        """Take note that a lease was made in a step, which must be entered by ``with``.
-
-        Args:
-            context: The context of the op or asset.
-
-        Returns:
-            The attempt at the step; None if its function is called directly.
-        """
+        """Return the attempt for one more lease, which must be entered; None if the function is called directly."""
         if (key := step_key(context)) is None:
             return None
         attempt = listening(context, cls(context, key))
@@ -345,14 +324,7 @@ class Attempt:
         add_metadata(self.context, self._work.metadata())
 
     def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
-        """Take note of a lease that has ended, and report it.
-
-        Args:
-            lease: The lease.
-            text: The outcome of its messages, for people.
-            numbers: The same in numbers.
-            problems: The refused settlements.
-        """
+        """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
         self._leases.remove(lease)
         self._problems += problems
         self._numbers = numbers if self._numbers is None else self._numbers + numbers

@@ -24,11 +24,7 @@ _TEMPLATES: Final = Path(__file__).parent
 
 
 def scaffolder(template: str) -> type[dg.Scaffolder]:
-    """Return the scaffolder of a component.
-
-    Args:
-        template: The file beside this one that it writes.
-    """
+    """Return the scaffolder of a component, which writes a template, a file beside this one."""
 
     class TemplateScaffolder(dg.Scaffolder):
         """The scaffolder of a component, by a template."""

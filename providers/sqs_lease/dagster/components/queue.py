@@ -48,10 +48,6 @@ class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
 def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQueueResource:
     """Return the resource of a queue that a component names, by its settings or by another component.
 
-    Args:
-        queue: The queue's settings.
-        context: The load context of the component that names it.
-
     Raises:
         ValueError: There is nothing at ``queue.component``.
         TypeError: There is another component.

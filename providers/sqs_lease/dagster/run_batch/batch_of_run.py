@@ -175,10 +175,6 @@ class RoutedBatch:
 def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None:
     """Return the batch of a queue that was received for a run; None if the step has to receive itself.
 
-    Args:
-        context: The context of an op or asset of the run.
-        queue: The queue's name, ARN or URL.
-
     Raises:
         BatchFolderError: The batch cannot be read, or the run's worker holds it and did not start this process.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
@@ -221,12 +217,7 @@ def _held_uri(context: Context, key: str | None) -> str | None:
 
 
 def is_same_queue(one: str, other: str) -> bool:
-    """Whether two names, ARNs or URLs can be of one queue.
-
-    Args:
-        one: A queue.
-        other: Another one, or the same.
-    """
+    """Whether two names, ARNs or URLs can be of one queue."""
     if one == other:
         return True
     ours, theirs = queue_reference(one), queue_reference(other)
@@ -243,12 +234,7 @@ def _account(queue: str) -> str | None:
 
 
 def routed_batch_of(run: dg.DagsterRun, queue: str) -> RoutedBatch | None:
-    """Return the batch that a router of a queue wrote for a run; None if there is no batch, or it is of another queue.
-
-    Args:
-        run: The run.
-        queue: The queue's name, ARN or URL.
-    """
+    """Return the batch that a router of this queue wrote for a run; None if there is no such batch."""
     uri = run.tags.get(ROUTED_TAG)
     if uri is None or not is_same_queue(queue, run.tags.get(ROUTED_QUEUE_TAG, queue)):
         return None
@@ -258,12 +244,8 @@ def routed_batch_of(run: dg.DagsterRun, queue: str) -> RoutedBatch | None:
 def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
     """Return the batch that the executor of a failed run passed on to the run that repeats it; None if it is gone.
 
-    Dagster copies the tags of a run to the one that repeats it, and with them the path of the batch.
-
-    Args:
-        run: The run that repeats another one.
-        workspace: The workspace of the executor: nothing outside of it is read.
-        queue: The queue's name, ARN or URL.
+    Dagster copies the tags of a run to the one that repeats it, and with them the path of the batch. Nothing outside of
+    the executor's workspace is read.
 
     Raises:
         OSError: It cannot be read.

@@ -43,11 +43,7 @@ _T = TypeVar("_T")
 
 
 def check_workspace(workspace: object, owner: str) -> None:
-    """Check a workspace when it is set.
-
-    Args:
-        workspace: An absolute path.
-        owner: The object that it is the workspace of, for the error.
+    """Check a workspace when it is set; ``owner`` is what takes it, for the error.
 
     Raises:
         TypeError: It is not a string.
@@ -175,11 +171,7 @@ class PieceOfWork:
 
 
 class BatchFolder:
-    """The directory of one batch.
-
-    Args:
-        path: The directory.
-    """
+    """The directory of one batch."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
