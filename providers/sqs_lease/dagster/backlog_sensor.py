@@ -25,13 +25,11 @@ import dagster as dg
 import msgspec
 
 from sqs_lease.clock import SystemClock
-from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.dagster._internals import location_name, runs_planned_for
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
-    UNREADABLE_SECONDS,
     PartitionKeyError,
     RunConfig,
     Target,
@@ -39,6 +37,7 @@ from sqs_lease.dagster.dispatch import (
     dynamic_keys,
     jobs_of_a_list,
     target_argument,
+    unreadable_since,
 )
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.sqs.errors import SqsError
@@ -112,9 +111,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         waiting_since = (self.waiting_since or now) if visible else None
         return msgspec.structs.replace(self, waiting_since=waiting_since, unreadable_since=None)
 
-    def unread(self, now: float) -> Memory:
+    def unread(self, since: float) -> Memory:
         """Return the memory after the queue could not be read."""
-        return msgspec.structs.replace(self, unreadable_since=self.unreadable_since or now)
+        return msgspec.structs.replace(self, unreadable_since=since)
 
     def waited(self, now: float) -> timedelta:
         """Return how long visible messages have waited at least; 0 if the clock was set back."""
@@ -483,10 +482,7 @@ class _BacklogSensor:
         try:
             queue = self.queue.process_config_and_initialize().attributes(timeout=_READ_SECONDS)
         except SqsError as error:
-            memory = memory.unread(now)
-            lasted = now - (memory.unreadable_since or now)
-            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
-                raise
+            memory = memory.unread(unreadable_since(error, memory.unreadable_since, now))
             return dg.SensorResult(skip_reason=str(error), cursor=memory.cursor())
         memory = memory.seen(queue.visible, now)
         backlog = _backlog(queue, memory, now)

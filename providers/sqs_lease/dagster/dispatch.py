@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 import dagster as dg
 import msgspec
 
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster._internals import (
@@ -37,6 +38,7 @@ from sqs_lease.dagster._internals import (
     wrong_config,
 )
 from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.sqs.errors import SqsError
 
 if TYPE_CHECKING:
     from sqs_lease.dagster._internals import AssetJob
@@ -62,6 +64,18 @@ MOST_RUNS_AT_ONCE: Final = 3
 
 UNREADABLE_SECONDS: Final = 600.0
 """Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
+
+
+def unreadable_since(error: SqsError, since: float | None, now: float) -> float:
+    """Return since when a queue is out of reach, in seconds since the epoch, for an error that passes by itself.
+
+    Raises:
+        SqsError: The error does not pass by itself, or the queue is out of reach for too long.
+    """
+    since = since or now
+    if error.verdict is Verdict.REFUSED or now - since >= UNREADABLE_SECONDS:
+        raise error
+    return since
 
 
 def jobs_of_a_list(target: Target | None) -> list[str]:

@@ -81,13 +81,10 @@ def repetition(
 
 
 def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
-    return Repetition.YES if _is_left(run, most) else Repetition.NO
-
-
-def _is_left(run: dg.DagsterRun, most: str) -> bool:
     """Whether a run may be repeated once more. Dagster does not repeat runs with a tag that is not a number."""
     number = run.tags.get(RETRY_NUMBER_TAG, "0")
-    return most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
+    is_left = most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
+    return Repetition.YES if is_left else Repetition.NO
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ import dagster as dg
 
 from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
@@ -53,7 +52,6 @@ from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
-    UNREADABLE_SECONDS,
     AssetKeys,
     Destination,
     Dispatch,
@@ -69,6 +67,7 @@ from sqs_lease.dagster.dispatch import (
     jobs_of_a_list,
     read_run,
     target_argument,
+    unreadable_since,
     write_run,
 )
 from sqs_lease.dagster.queue_access import access_to
@@ -302,11 +301,9 @@ class _Router:
 
     def _unreachable(self, error: SqsError, context: dg.SensorEvaluationContext) -> dg.SensorResult:
         """Skip errors that pass by themselves, for ten minutes at most; the cursor has the time of the first one."""
-        now = time.time()
         cursor = context.cursor or ""
-        since = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else now
-        if error.verdict is Verdict.REFUSED or now - since >= UNREADABLE_SECONDS:
-            raise error
+        before = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else None
+        since = unreadable_since(error, before, time.time())
         return dg.SensorResult(skip_reason=f"Nothing was received: {error}", cursor=str(since))
 
     def _tried_out(self, queue: SqsQueueResource) -> dg.SensorResult:
