@@ -162,7 +162,7 @@ def test_the_batch_of_the_run_is_that_of_its_queue_however_it_is_named(
     folder: BatchFolder, queue: str, is_joined: bool
 ) -> None:
     context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
-    assert (batch_of_run(context, queue) is not None) == is_joined
+    assert (batch_of_run(context, None, queue) is not None) == is_joined
 
 
 def test_another_queue_than_that_of_the_run_is_received_from(folder: BatchFolder, leased_queues: LeasedQueues) -> None:

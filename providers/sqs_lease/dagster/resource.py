@@ -13,12 +13,11 @@ from pydantic import Field
 
 from sqs_lease.blocking import LeasedBatch, queue_attributes
 from sqs_lease.core.durations import Duration
-from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.retries import failure_rule, may_dead_letter
+from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.step_lease import QueueLease
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.sqs import client as boto3_client
@@ -125,22 +124,6 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self._refuse_no_queue()
         with access_to(self):
             return queue_attributes(self.queue, timeout=timeout, client=self.client())
-
-    def refuse_without_dead_letter_queue(self, on_failure: FailureRule) -> None:
-        """Refuse a failure rule that the queue cannot carry out, before anything is received.
-
-        Args:
-            on_failure: The rule; the queue is only read for one that may dead-letter.
-
-        Raises:
-            ValueError: The rule may dead-letter, and the queue has no redrive policy.
-            sqs_lease.sqs.errors.SqsError: The queue cannot be read.
-        """
-        if may_dead_letter(on_failure) and self.attributes().dead_letter_arn is None:
-            raise ValueError(
-                f"nothing is received from {self.queue}: on_failure may send messages to a dead-letter queue, and the "
-                "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
-            )
 
     def lease(
         self,

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
-from sqs_lease.core.failure_rules import Settlement
+from sqs_lease.core.failure_rules import FailureRule, Settlement
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
     Context,
@@ -60,7 +60,7 @@ from sqs_lease.dagster._internals import (
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, may_dead_letter, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
 from sqs_lease.dagster.run_batch.leased_batch import joined
 from sqs_lease.keeper.options import LeaseOptions
@@ -96,8 +96,9 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         self._context = context
         self._options = options
         self._given = given
-        self._found = batch_of_run(context, resource.queue)
-        self._attempt = Attempt.of(context)
+        key = step_key(context)
+        self._found = batch_of_run(context, key, resource.queue)
+        self._attempt = None if key is None else Attempt.of(context, key)
         self._entered: AbstractContextManager[LeasedBatch] | None = None
 
     def __enter__(self) -> LeasedBatch:
@@ -166,10 +167,26 @@ def block_of(
         BatchFolderError: The batch is gone, or the run came too late.
         sqs_lease.sqs.errors.SqsError: The queue cannot be used.
     """
-    resource.refuse_without_dead_letter_queue(options.on_failure)
+    refuse_without_dead_letter_queue(resource, options.on_failure)
     client = resource.client()
     adopts = None if passed_on is None else passed_on.take_up()
     return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
+
+
+def refuse_without_dead_letter_queue(resource: SqsQueueResource, on_failure: FailureRule) -> None:
+    """Refuse a failure rule that the queue cannot carry out, before anything is received.
+
+    The queue is only read for a rule that may dead-letter.
+
+    Raises:
+        ValueError: The rule may dead-letter, and the queue has no redrive policy.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be read.
+    """
+    if may_dead_letter(on_failure) and resource.attributes().dead_letter_arn is None:
+        raise ValueError(
+            f"nothing is received from {resource.queue}: on_failure may send messages to a dead-letter queue, and the "
+            "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
+        )
 
 
 class StepLease(AbstractContextManager[LeasedBatch]):
@@ -274,10 +291,8 @@ class Attempt:
     """
 
     @classmethod
-    def of(cls, context: Context) -> Attempt | None:
-        """Return the attempt for one more lease, which must be entered; None if the function is called directly."""
-        if (key := step_key(context)) is None:
-            return None
+    def of(cls, context: Context, key: str) -> Attempt:
+        """Return the attempt under way at the step of this key, for one more lease, which must be entered."""
         attempt = listening(context, cls(context, key))
         attempt.not_entered += 1
         return attempt

@@ -40,7 +40,7 @@ import dagster as dg
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.blocking import LeaseBlock
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
@@ -172,14 +172,18 @@ class RoutedBatch:
         return written, tuple(messages)
 
 
-def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None:
+def batch_of_run(context: Context, key: str | None, queue: str) -> HeldBatch | RoutedBatch | None:
     """Return the batch of a queue that was received for a run; None if the step has to receive itself.
+
+    Args:
+        context: The context of the op or asset.
+        key: The step's key; None if its function is called directly.
+        queue: The queue's name, ARN or URL.
 
     Raises:
         BatchFolderError: The batch cannot be read, or the run's worker holds it and did not start this process.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
-    key = step_key(context)
     if (uri := _held_uri(context, key)) is not None:
         require_manifests("The batch of a run", "dagster,manifest")
         folder = BatchFolder(uri)
