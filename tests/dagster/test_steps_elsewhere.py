@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -85,7 +86,7 @@ def test_a_run_worker_and_the_processes_that_it_starts_for_steps_have_its_batch_
     assert not is_of_run_worker(folder)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=pid + 2))
     assert not is_of_run_worker(folder)
-    parent = SimpleNamespace(pid=pid)
+    parent: Any = SimpleNamespace(pid=pid)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
     assert is_of_run_worker(folder)
     assert run_worker(folder) is parent
