@@ -83,21 +83,21 @@ class KeeperClosedError(RuntimeError):
 class LeaseReport:
     """Counts of one batch so far. A lease is still held, was handed over, or is in one count by its outcome."""
 
-    received: int = 0
-    held: int = 0
-    deleted: int = 0
-    released: int = 0
-    dead_lettered: int = 0
-    expired: int = 0
-    lost: int = 0
-    failed: int = 0
-    extensions: int = 0
+    received: int
+    held: int
+    deleted: int
+    released: int
+    dead_lettered: int
+    expired: int
+    lost: int
+    failed: int
+    extensions: int
     """Confirmed extensions, counted per message."""
-    extension_calls: int = 0
+    extension_calls: int
     """API calls made to extend; a call that several batches shared counts for each of them."""
-    late: int = 0
+    late: int
     """How often a deadline passed before an extension was confirmed."""
-    uncertain: int = 0
+    uncertain: int
     """Messages deleted after their leases had ended: another consumer may have received them all the same."""
 
 

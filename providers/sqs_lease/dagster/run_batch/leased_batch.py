@@ -20,7 +20,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -167,7 +167,8 @@ class RunBatch(LeasedBatch):
 
     def report(self) -> LeaseReport:
         """Report all messages as held: they are settled only when the run ends."""
-        return LeaseReport(received=len(self), held=len(self))
+        nothing = dict.fromkeys((each.name for each in fields(LeaseReport)), 0)
+        return LeaseReport(**{**nothing, "received": len(self), "held": len(self)})
 
     def failed(self) -> dict[str, str]:
         """Return the reasons of the failed messages so far, by message id."""
