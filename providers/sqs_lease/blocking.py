@@ -261,7 +261,11 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.leave()
-        if self._open is not None and not self._is_passed_on:
+        if self._open is None:
+            return
+        if self._is_passed_on:
+            self._open.session.conclude(error)
+        else:
             self._open.leave(error)
 
     def leave(self) -> None:
@@ -277,9 +281,11 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
             error: The exception that ended the work; None if it succeeded.
 
         Returns:
-            The problems, as the errors that the end of a block raises.
+            The problems, as the errors that the end of a block raises; also those of :meth:`pass_on` before.
         """
-        return [] if self._open is None else self._open.end_by(error)
+        if self._open is None:
+            return []
+        return self._open.session.problems() if self._is_passed_on else self._open.end_by(error)
 
     def pass_on(self, error: BaseException, seconds: float) -> WrittenBatch | None:
         """Pass messages of failed work on to the next attempt, and end the lease.
@@ -291,12 +297,12 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
             seconds: How long each lease is to last for the next holder.
 
         Returns:
-            The leases for the next holder; None if the lease has ended before.
+            The leases for the next holder; None if the lease has ended before. Refusals of settlements are told by the
+            end of the block, or by :meth:`settle`.
         """
-        if self._open is None:
-            return None
-        self._is_passed_on = True
-        return self._open.pass_on(error, seconds)
+        written = None if self._open is None else self._open.pass_on(error, seconds)
+        self._is_passed_on = written is not None
+        return written
 
     def give_back(self) -> bool:
         """End the lease now: unsettled messages are visible again at once, without the failure rule.

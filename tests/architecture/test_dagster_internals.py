@@ -27,6 +27,7 @@ UNDOCUMENTED: Final = {
     "engine_event_data",
     "event_specific_data",
     "execution_plan_snapshot_id",
+    "fetch_planned_materializations",
     "get_all_step_deps",
     "get_asset_metadata",
     "get_execution_plan_snapshot",

@@ -97,7 +97,7 @@ def automation(instance: dg.DagsterInstance) -> Automation:
 
 def test_assets_behind_the_queue_run_once_for_a_backlog(queue: LeasedQueue, automation: Automation) -> None:
     (event,) = automation.report()
-    assert automation.said == "Reported 1 visible messages on orders_queue"
+    assert automation.said == "Reported 1 visible message on orders_queue"
     assert event.metadata["sqs/visible"].value == 1
     assert automation.requested() == {"eager", "updated"}
     assert automation.requested() == set()
@@ -116,7 +116,7 @@ def test_an_evaluation_whose_cursor_was_not_stored_reports_nothing_twice(
     time.now += 60
     assert len(automation.report(store=False)) == 1
     assert automation.report() == []
-    assert automation.said == "Reported already: 1 visible messages on orders_queue"
+    assert automation.said == "Reported already: 1 visible message on orders_queue"
     time.now += 60
     assert len(automation.report()) == 1
 
@@ -127,7 +127,7 @@ def test_a_backlog_is_reported_again_only_after_a_run_or_a_minute(
     assert len(automation.report()) == 1
     time.now += 59
     assert automation.report() == []
-    assert "reported 59 s ago: no run has come of it yet" in str(automation.said)
+    assert "reported 59 s ago, and no run has come of it yet" in str(automation.said)
     time.now += 1
     assert len(automation.report()) == 1
     time.now = wall() - 1
@@ -165,7 +165,8 @@ def test_failed_runs_are_followed_by_a_pause_that_doubles(
         (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
         time.now = float(record.end_time or 0) + pause - 1
         assert automation.report() == []
-        assert f"{failures} failed in a row, the newest is {run_id}: 1 s more to wait" in str(automation.said)
+        assert f"failed, the newest is {run_id}: nothing is started for 1 s more" in str(automation.said)
+        assert ("the last run" if failures == 1 else f"the last {failures} runs") in str(automation.said)
         time.now += 1
         assert len(automation.report()) == 1
     monkeypatch.delenv("POISON")
@@ -177,7 +178,7 @@ def test_failed_runs_are_followed_by_a_pause_that_doubles(
     (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
     time.now = float(record.end_time or 0) + 1
     assert automation.report() == []
-    assert "1 failed in a row" in str(automation.said)
+    assert "the last run failed" in str(automation.said)
 
 
 def test_a_retry_that_succeeds_does_not_end_the_pause_that_the_failure_began(
@@ -211,14 +212,14 @@ def test_a_retry_that_succeeds_does_not_end_the_pause_that_the_failure_began(
     assert automation.report() == []
     time.now = retried(first) + 1
     assert automation.report() == []
-    assert "1 failed in a row" in str(automation.said)
+    assert "the last run failed" in str(automation.said)
 
     # The failure of a run that Dagster retries is counted with its retry.
     second = failed()
     instance.add_run_tags(second, {"dagster/will_retry": "true", "dagster/auto_retry_run_id": "the retry"})
     time.now = retried(second) + 1
     assert automation.report() == []
-    assert "2 failed in a row" in str(automation.said)
+    assert "the last 2 runs failed" in str(automation.said)
 
 
 def test_a_queue_asset_that_the_code_location_lacks_is_an_error_that_says_what_to_add(

@@ -206,7 +206,7 @@ def test_no_second_run_is_started_while_one_is_in_progress(
     queue.send("a")
     run_id = ticks.run(ticks.tick()[0], event)
     assert ticks.tick() == []
-    assert ticks.skipped == f"1 message can be received, but run {run_id} of this sensor is in progress"
+    assert ticks.skipped == f"1 message can be received, but run {run_id} is in progress"
 
 
 def test_runs_of_others_do_not_count(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:
@@ -364,7 +364,7 @@ def test_a_run_that_dagster_is_about_to_retry_is_in_progress_and_no_failure(
     run_id = ticks.run(ticks.tick()[0], dg.DagsterEventType.RUN_FAILURE, **{"dagster/will_retry": "true"})
     time.now += 299
     assert ticks.tick() == []
-    assert f"run {run_id} of this sensor is in progress" in str(ticks.skipped)
+    assert f"run {run_id} is in progress" in str(ticks.skipped)
     time.now += 1
     assert len(ticks.tick()) == 1
 

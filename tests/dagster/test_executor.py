@@ -35,6 +35,7 @@ from tests.dagster.executor_runs import (
     numbers,
     runs_in,
 )
+from tests.dagster.refusals import refuse_dead_letters
 
 DEADLINE_SECONDS = 600.0
 VISIBILITY_SECONDS = 600
@@ -366,6 +367,19 @@ def test_a_run_that_dagster_repeats_from_its_failure_works_on_what_the_failed_on
         assert (queue.visible, queue.invisible, queue.deleted) == (["bad", "later"], [], 1)
 
 
+def test_a_dead_letter_that_is_refused_when_a_batch_is_passed_on_fails_the_run_with_what_to_do(
+    runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a", "bad")
+    refuse_dead_letters(monkeypatch)
+    wrong = {"breaks": True, "fails": ["bad"]}
+    with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
+        first = retrying.execute(executor_jobs.spelled, {"load": wrong})
+    (failed,) = (event for event in first.all_events if event.is_job_failure)
+    assert "sqs:SendMessage" in str(failed.job_failure_data.error)
+    assert (queue.visible, queue.invisible, queue.dead_letters) == (["bad"], ["a"], [])
+
+
 def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_the_run_has_failed_as_it_did(
     runs: Runs, queue: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +387,7 @@ def test_where_what_a_run_left_cannot_be_written_down_it_comes_back_later_and_th
         raise OSError("no space is left")
 
     queue.send("a")
-    monkeypatch.setattr("sqs_lease.dagster.executor.write_leases", full)
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.write_leases", full)
     with runs_in(tmp_path, run_retries={"enabled": True, "max_retries": 1}) as retrying:
         result = retrying.execute(executor_jobs.orders, {"report": {"breaks": True}})
     assert [event for event in result.all_events if event.is_job_failure]

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import multiprocessing
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,22 +12,6 @@ import pytest
 from sqs_lease.dagster import _internals
 
 EventType = dg.DagsterEventType
-
-
-def _work() -> None: ...
-
-
-def test_a_process_is_a_steps_where_the_module_of_dagster_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module(_internals._STEP_PROCESSES)
-    parent = object()
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
-    process: Any = SimpleNamespace(_target=_work)
-    monkeypatch.setattr(multiprocessing, "current_process", lambda: process)
-    assert _internals.run_worker() is None
-    monkeypatch.setattr(_work, "__module__", _internals._STEP_PROCESSES)
-    assert _internals.run_worker() is parent
-    del process._target
-    assert _internals.run_worker() is None
 
 
 def test_a_function_that_is_called_directly_has_no_step() -> None:

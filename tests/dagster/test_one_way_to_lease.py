@@ -113,6 +113,19 @@ def test_an_executor_takes_up_for_all_steps_what_a_router_received_for_its_run(
     assert (sorted(queue.visible), queue.deleted) == (["bad", "of another run"], 1)
 
 
+def test_an_executor_of_another_queue_than_the_routers_receives_from_its_own(
+    runs: Runs, queue: LeasedQueue, leased_queues: LeasedQueues, tmp_path: Path
+) -> None:
+    flights = leased_queues.create("flights", "a flight", visibility_seconds=600)
+    resource, workspace = SqsQueueResource(queue="flights"), str(tmp_path / "routed")
+    router = build_sqs_router("router", resource, both(), workspace=workspace, wait=0, linger=0)
+    (request,) = router.evaluate_tick(dg.build_sensor_context(runs.instance)).run_requests or ()
+    queue.send("an order")
+    result = runs.execute(both, tags=dict(request.tags))
+    assert [seen(result, asset) for asset in ("stored", "indexed")] == [["an order"]] * 2
+    assert (queue.deleted, flights.deleted, flights.invisible) == (1, 0, ["a flight"])
+
+
 @pytest.mark.parametrize("shares", [False, True], ids=["alone", "in a job over one batch"])
 def test_a_step_that_fails_has_settled_what_it_was_done_with_and_what_it_gave_back(
     runs: Runs, queue: LeasedQueue, shares: bool
@@ -149,7 +162,7 @@ def test_the_batch_of_the_run_is_that_of_its_queue_however_it_is_named(
     folder: BatchFolder, queue: str, is_joined: bool
 ) -> None:
     context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
-    assert (batch_of_run(context, queue) is not None) == is_joined
+    assert (batch_of_run(context, None, queue) is not None) == is_joined
 
 
 def test_another_queue_than_that_of_the_run_is_received_from(folder: BatchFolder, leased_queues: LeasedQueues) -> None:

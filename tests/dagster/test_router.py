@@ -1,6 +1,7 @@
 """What an evaluation of a router does, what its runs do with what it passed on, and what is refused by the builder."""
 
 import json
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
+from tests.dagster.refusals import refuse_dead_letters
 
 WORKSPACE = "/var/lib/orders"
 
@@ -109,7 +111,10 @@ def test_a_tick_of_the_daemon_receives_and_asks_for_a_run_that_has_the_batch_as_
     assert (request.tags["team"], request.run_config) == ("orders", {"ops": {}})
     assert queue.invisible == ["a", "bad"]
     started = [thread for thread in threading.enumerate() if thread not in before]
-    assert not [thread for thread in started if thread.name.startswith("sqs-lease")]
+    for thread in [each for each in started if each.name.startswith("sqs-lease")]:
+        # A thread of a pool ends a moment after its last work.
+        thread.join(60)
+        assert not thread.is_alive()
     assert work(instance, request)
     assert SEEN == [["a", "bad"]]
     assert (queue.visible, queue.invisible, queue.dead_letters) == ([], [], ["bad"])
@@ -191,6 +196,24 @@ def test_the_last_attempt_settles_by_the_failure_rule(
     assert not work(instance, request)
     assert SEEN == [["fails", "b"]] * 2
     assert queue.dead_letters == ["fails", "b"]
+
+
+def test_a_dead_letter_that_is_refused_when_a_batch_is_passed_on_is_told_in_the_log_of_the_run(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = leased_queues.create("orders", "fails once", "bad")
+    ((request,), _) = evaluated(router(tmp_path), instance, TICK)
+    refuse_dead_letters(monkeypatch)
+    assert work(instance, request)
+    assert SEEN == [["fails once", "bad"], ["fails once"]]
+    assert (queue.visible, queue.dead_letters) == (["bad"], [])
+    (run,) = instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: request.tags[ROUTED_TAG]}))
+    told = [
+        entry.user_message
+        for entry in instance.all_logs(run.dagster_run.run_id)
+        if entry.level == logging.WARNING and entry.dagster_event is None
+    ]
+    assert any("sqs:SendMessage" in text for text in told)
 
 
 def test_a_run_that_comes_too_late_fails_and_works_on_nothing(

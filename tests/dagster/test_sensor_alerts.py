@@ -20,7 +20,6 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import execute_sensor_iteration
 
-from sqs_lease.dagster import backlog_sensor, router
 from sqs_lease.sqs.errors import AccessDeniedError, EndpointUnreachableError, SqsError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 from tests.dagster.instances import stored_instance
@@ -105,8 +104,7 @@ def test_a_service_that_stays_out_of_reach_is_no_reason_to_skip_for_ever(
         patch.setattr(MemoryTransport, "queue_url", failing(EndpointUnreachableError("no connection for orders")))
         assert all(status is TickStatus.SKIPPED for status, _ in daemon.iterate().values())
         # They count by the clock of the machine, which nobody moves.
-        for module in (backlog_sensor, router):
-            patch.setattr(module, "UNREADABLE_SECONDS", 0.0)
+        patch.setattr("sqs_lease.dagster.dispatch.UNREADABLE_SECONDS", 0.0)
         for status, error in daemon.iterate().values():
             assert status is TickStatus.FAILURE
             assert "no connection for orders" in error

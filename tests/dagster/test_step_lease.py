@@ -24,10 +24,10 @@ from sqs_lease.dagster import (
     build_sqs_lease_check,
 )
 from sqs_lease.dagster.step_lease import MOST_OPEN
-from sqs_lease.sqs.errors import AccessDeniedError
-from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues, MemoryTransport
+from sqs_lease.testing import AuditKind, LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
 from tests.dagster.lease_numbers import lease_numbers
+from tests.dagster.refusals import refuse_dead_letters
 from tests.dagster.retried_jobs import retried
 from tests.keeper.test_telemetry import Published, published
 
@@ -453,15 +453,6 @@ def test_a_message_that_the_work_rejects_is_settled_in_any_attempt(
 def without_dead_letters(leased_queues: LeasedQueues) -> LeasedQueue:
     """A queue whose redrive policy is taken away while a step works on its messages."""
     return leased_queues.create("orders", "a", "bad", "c", visibility_seconds=600)
-
-
-def refuse_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have SQS refuse to send anything, as it does without the permission."""
-
-    async def send(*arguments: Any, **options: Any) -> str:
-        raise AccessDeniedError("the caller may not sqs:SendMessage on the dead-letter queue")
-
-    monkeypatch.setattr(MemoryTransport, "send", send)
 
 
 def failing_the_bad(seen: list[list[str]]) -> Callable[..., Any]:

@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.run_batch.batch_of_run import is_of_run_worker, write_worker
+from sqs_lease.dagster.run_batch.batch_of_run import is_of_run_worker, run_worker, write_worker
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import around_jobs
@@ -79,12 +80,15 @@ def test_a_run_worker_and_the_processes_that_it_starts_for_steps_have_its_batch_
     assert not is_of_run_worker(folder)
     write_worker(folder)
     assert is_of_run_worker(folder)
+    assert run_worker(folder) is None
     pid = os.getpid()
     monkeypatch.setattr("os.getpid", lambda: pid + 1)
     assert not is_of_run_worker(folder)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=pid + 2))
     assert not is_of_run_worker(folder)
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=pid))
+    parent: Any = SimpleNamespace(pid=pid)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
     assert is_of_run_worker(folder)
+    assert run_worker(folder) is parent
     monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
     assert not is_of_run_worker(folder)

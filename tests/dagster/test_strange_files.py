@@ -115,8 +115,6 @@ MEMORY: Final = {
     "waiting_since": 1.7e9,
     "unreadable_since": 1.7e9,
     "reported_at": 1.7e9,
-    "last_run": "r",
-    "failures": 2,
 }
 QUEUE: Final = QueueAttributes("arn", 30, False, None, None, 5, 0, 0)
 
@@ -128,5 +126,5 @@ def test_a_cursor_is_remembered_or_begins_anew(content: bytes, now: float) -> No
     memory = said_by(lambda: Memory.of(content.decode("utf-8", "surrogateescape")))
     if isinstance(memory, Memory):
         assert _backlog(QUEUE, memory.seen(5, now), 1.7e9).waited.total_seconds() >= 0
-        memory.unread(now).reported(now).answered("r", memory.failures + 1).key(1)
+        memory.unread(now).reported(now).key(1)
         assert Memory.of(memory.started(1).cursor()) is not None

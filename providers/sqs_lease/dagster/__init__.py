@@ -7,8 +7,11 @@ from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster._internals import register_library
 from sqs_lease.dagster.backlog_sensor import Backlog, build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check, sqs_lease_check_result
-from sqs_lease.dagster.components.ingestion import SqsIngestionComponent
-from sqs_lease.dagster.components.leased_asset import LeasedAssetComponent, SqsFunctionComponent
+from sqs_lease.dagster.components.leased_asset import (
+    LeasedAssetComponent,
+    SqsFunctionComponent,
+    SqsIngestionComponent,
+)
 from sqs_lease.dagster.components.queue import SqsBacklogSensorComponent, SqsQueueComponent
 from sqs_lease.dagster.dispatch import DispatchError
 from sqs_lease.dagster.executor import ResumedRunError, sqs_lease_executor

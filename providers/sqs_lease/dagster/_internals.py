@@ -12,14 +12,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import multiprocessing
 import re
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
@@ -218,23 +216,6 @@ def component_at(context: dg.ComponentLoadContext, path: str) -> object:
     return loaded
 
 
-# Processes of steps
-
-
-_STEP_PROCESSES: Final = "dagster._core.executor.child_process_executor"
-
-
-def run_worker() -> BaseProcess | None:
-    """Return the run worker, if the multiprocess executor started this process for a step; else None.
-
-    There is no public sign of it. A run worker has a parent too: Dagster's code server, which it outlives on purpose.
-    """
-    target = getattr(multiprocessing.current_process(), "_target", None)
-    if getattr(target, "__module__", None) != _STEP_PROCESSES:
-        return None
-    return multiprocessing.parent_process()
-
-
 # Events of runs
 
 
@@ -369,7 +350,10 @@ def parts_left_out(job: IJob, executed: Collection[str]) -> JobParts:
     done = set(map(without_mapping_key, executed))
     left_out = set(_steps_of(whole.graph)) - done
     if is_implicit:
-        near = _connected_nodes(whole.graph, {key.partition(".")[0] for key in done})
+        # All that is before or after a node, as an op selection names it.
+        near = _private("selector.subset_selector", "parse_op_queries")(
+            whole.graph, [f"*{name}*" for name in {key.partition(".")[0] for key in done}]
+        )
         left_out = {key for key in left_out if key.partition(".")[0] in near}
     layer = whole.asset_layer
     assets = {
@@ -389,36 +373,6 @@ def _steps_of(graph: dg.GraphDefinition, prefix: str = "") -> Iterator[str]:
             yield from _steps_of(node.definition, f"{prefix}{node.name}.")
         else:
             yield f"{prefix}{node.name}"
-
-
-def _connected_nodes(graph: dg.GraphDefinition, chosen: Collection[str]) -> set[str]:
-    """Return all nodes before and after some nodes, directly and indirectly."""
-    before = {
-        node.name: {
-            output.node_name
-            for outputs in graph.dependency_structure.input_to_upstream_outputs_for_node(node.name).values()
-            for output in outputs
-        }
-        for node in graph.nodes
-    }
-    after: dict[str, set[str]] = {}
-    for name, several in before.items():
-        for each in several:
-            after.setdefault(each, set()).add(name)
-    found: set[str] = set()
-    for start in chosen:
-        found |= _reached(before, start) | _reached(after, start)
-    return found
-
-
-def _reached(edges: Mapping[str, Collection[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    waiting = list(edges.get(start, ()))
-    while waiting:
-        if (key := waiting.pop()) not in found:
-            found.add(key)
-            waiting.extend(edges.get(key, ()))
-    return found
 
 
 # Sensors
@@ -536,6 +490,15 @@ def has_read_all(handler: dg.PipesMessageHandler) -> bool:
 
 
 # Assets of runs
+
+
+def runs_planned_for(instance: dg.DagsterInstance, key: dg.AssetKey, most: int) -> list[str]:
+    """Return the ids of runs that were to materialize an asset, the newest first, once for each partition.
+
+    Public is ``fetch_materializations``, of those that did materialize it.
+    """
+    planned = instance.fetch_planned_materializations(key, limit=most).records
+    return [record.run_id for record in planned]
 
 
 def materialized_by(

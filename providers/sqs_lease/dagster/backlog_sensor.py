@@ -7,9 +7,9 @@ or tested in the web UI at any time. Its memory is the cursor:
   does not start a second run for a key. After a cursor was cleared, other keys are used.
 - Dagster never starts a second run for a key, also after a failure. So each start has a key of its own.
 
-The number of runs in progress, and of failures in a row, is not in the cursor: it is looked up by the runs' tag. The
-parts of this module are: the counts and the cursor, the report of the queue's asset, the look-up of runs, and the
-sensor.
+The number of runs in progress, and of failures in a row, is not in the cursor: it is counted from the newest runs. They
+are found by the sensor's tag, or by the assets behind the queue's asset. The parts of this module are: the counts and
+the cursor, the runs, and the sensor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ import dagster as dg
 import msgspec
 
 from sqs_lease.clock import SystemClock
-from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.dagster._internals import location_name
+from sqs_lease.dagster._internals import location_name, runs_planned_for
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
     PartitionKeyError,
@@ -38,6 +37,7 @@ from sqs_lease.dagster.dispatch import (
     dynamic_keys,
     jobs_of_a_list,
     target_argument,
+    unreadable_since,
 )
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.sqs.errors import SqsError
@@ -47,9 +47,6 @@ _VERSION: Final = 1
 
 # Some thousands of years: a difference of two such times can still be a timedelta. Of any two floats it cannot.
 _Time = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
-
-UNREADABLE_SECONDS: Final = 600.0
-"""Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +79,6 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         waiting_since: Since when there are visible messages that nothing was started for.
         unreadable_since: Since when the queue cannot be read.
         reported_at: When the queue's asset was last reported.
-        last_run: The newest run that ended of the assets behind the queue's asset.
-        failures: How many of those failed in a row.
     """
 
     version: int
@@ -92,8 +87,6 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     waiting_since: _Time | None = None
     unreadable_since: _Time | None = None
     reported_at: _Time | None = None
-    last_run: str | None = None
-    failures: int = 0
 
     @classmethod
     def fresh(cls) -> Memory:
@@ -118,9 +111,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         waiting_since = (self.waiting_since or now) if visible else None
         return msgspec.structs.replace(self, waiting_since=waiting_since, unreadable_since=None)
 
-    def unread(self, now: float) -> Memory:
+    def unread(self, since: float) -> Memory:
         """Return the memory after the queue could not be read."""
-        return msgspec.structs.replace(self, unreadable_since=self.unreadable_since or now)
+        return msgspec.structs.replace(self, unreadable_since=since)
 
     def waited(self, now: float) -> timedelta:
         """Return how long visible messages have waited at least; 0 if the clock was set back."""
@@ -134,120 +127,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Return the memory after the queue's asset was reported."""
         return msgspec.structs.replace(self.started(1), reported_at=now)
 
-    def answered(self, last_run: str | None, failures: int) -> Memory:
-        """Return the memory after a look at the runs of the assets behind the queue's."""
-        return msgspec.structs.replace(self, last_run=last_run, failures=failures)
-
     def key(self, number: int) -> str:
         """Return the run key of the ``number``-th request, from 1, of the next evaluation."""
         return f"{self.epoch}-{self.sequence + number}"
-
-
-def at(seconds: float) -> datetime:
-    """Return a time in seconds since the epoch as a datetime in UTC."""
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-DATA_VERSION_TAG: Final = "dagster/data_version"
-
-_ANSWER_SECONDS: Final = 60.0
-"""How long to wait for a run after a report before the backlog, if it is still there, is reported again."""
-
-
-def report_backlog(
-    context: dg.SensorEvaluationContext,
-    key: dg.AssetKey,
-    partition: str | None,
-    backlog: Backlog,
-    memory: Memory,
-    now: float,
-    pause_seconds: float,
-) -> tuple[dg.AssetMaterialization | None, Memory, str]:
-    """Report the backlog, unless its runs are at work, have failed a moment ago, or were asked for a moment ago.
-
-    Args:
-        context: The sensor's context.
-        key: The queue's asset.
-        partition: The partition of it to report.
-        backlog: The counts of the queue.
-        memory: The sensor's memory.
-        now: Seconds since the epoch.
-        pause_seconds: The pause after a first failed run.
-
-    Returns:
-        The event, or None; the sensor's new memory; and the reason, for people.
-
-    Raises:
-        ValueError: The code location has no such asset.
-    """
-    runs = runs_of_assets(context.instance, _assets_behind(context, key))
-    for run in runs:
-        if is_in_progress(run, now):
-            said = f"{backlog.visible} visible, but run {run.dagster_run.run_id} is in progress"
-            return None, memory, f"{said}{advice([run], now)}"
-    newest = max(runs, key=ended_at, default=None)
-    if newest is not None:
-        memory = _counted(context.instance, memory, newest)
-        if memory.failures:
-            until = pause_until(memory.failures, newest, pause_seconds)
-            if now < until:
-                failed = f"{memory.failures} failed in a row, the newest is {newest.dagster_run.run_id}"
-                return None, memory, f"{backlog.visible} visible, but {failed}: {until - now:.0f} s more to wait"
-    ended = None if newest is None else ended_at(newest)
-    if memory.reported_at is not None and (ended is None or ended < memory.reported_at):
-        since = now - memory.reported_at
-        if 0 <= since < _ANSWER_SECONDS:
-            return None, memory, f"{backlog.visible} visible, reported {since:.0f} s ago: no run has come of it yet"
-    said = f"{backlog.visible} visible messages on {key.to_user_string()}"
-    version = memory.key(1)
-    latest = context.instance.get_latest_materialization_event(key)
-    reported = None if latest is None else latest.asset_materialization
-    if reported is not None and (reported.tags or {}).get(DATA_VERSION_TAG) == version:
-        return None, memory.reported(now), f"reported already: {said}"
-    event = dg.AssetMaterialization(
-        key,
-        partition=partition,
-        description=f"{backlog.visible} messages can be received",
-        metadata={
-            "sqs/visible": backlog.visible,
-            "sqs/in_flight": backlog.in_flight,
-            "sqs/delayed": backlog.delayed,
-            "sqs/waited_seconds": backlog.waited.total_seconds(),
-        },
-        # By it, an evaluation that is repeated because its cursor was not stored sees that it reported before.
-        tags={DATA_VERSION_TAG: version},
-    )
-    return event, memory.reported(now), f"reported {said}"
-
-
-def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> list[dg.AssetKey]:
-    """Return the assets directly behind the queue's that run by themselves."""
-    if context.repository_def is None:
-        raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
-    specs = {spec.key: spec for made in context.repository_def.assets_defs_by_key.values() for spec in made.specs}
-    if key not in specs:
-        raise ValueError(
-            f"the code location has no asset {key.to_user_string()}, so nothing can depend on it: "
-            f'add dg.AssetSpec("{key.to_user_string()}") to its assets'
-        )
-    return [
-        spec.key
-        for spec in specs.values()
-        if spec.automation_condition is not None and any(dep.asset_key == key for dep in spec.deps)
-    ]
-
-
-def _counted(instance: dg.DagsterInstance, memory: Memory, newest: dg.RunRecord) -> Memory:
-    """Count a run that ended since the last look."""
-    run = newest.dagster_run
-    if run.run_id == memory.last_run or run.status is dg.DagsterRunStatus.CANCELED:
-        return memory
-    if run.status is dg.DagsterRunStatus.SUCCESS and run.parent_run_id is None:
-        return memory.answered(run.run_id, 0)
-    parent = None if run.parent_run_id is None else instance.get_run_by_id(run.parent_run_id)
-    # The failure of a run that Dagster retries is counted when the retry has ended, once.
-    is_counted = parent is not None and run.status is dg.DagsterRunStatus.SUCCESS and not _will_be_retried(parent)
-    return memory.answered(run.run_id, memory.failures if is_counted else memory.failures + 1)
 
 
 SENSOR_TAG: Final = "sqs_lease/backlog_sensor"
@@ -284,7 +166,7 @@ _RETRY_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class SensorRuns:
-    """The runs of a sensor.
+    """The newest runs for a queue.
 
     Attributes:
         in_progress: Queued, starting, at work, or ending; and failed ones whose automatic retry is about to come.
@@ -293,46 +175,43 @@ class SensorRuns:
     """
 
     in_progress: Sequence[dg.RunRecord]
-    failures: int = 0
-    last_failed: dg.RunRecord | None = None
+    failures: int
+    last_failed: dg.RunRecord | None
+
+    @classmethod
+    def of(cls, records: Sequence[dg.RunRecord], now: float) -> SensorRuns:
+        """Count runs, of which the newest is first; ``now`` is in seconds since the epoch."""
+        failed: list[dg.RunRecord] = []
+        repeated: set[str | None] = set()
+        for record in records:
+            run = record.dagster_run
+            if run.status is dg.DagsterRunStatus.SUCCESS:
+                if run.parent_run_id is None:
+                    break
+                # A retry may have received other messages, so the messages of the failed run are still not done.
+                repeated.add(run.parent_run_id)
+            elif is_final_failure(record) or (run.status is dg.DagsterRunStatus.FAILURE and run.run_id in repeated):
+                failed.append(record)
+        in_progress = [record for record in records if is_in_progress(record, now)]
+        return cls(in_progress, len(failed), failed[0] if failed else None)
 
     def about_to_receive(self, now: float) -> int:
         """Return how many runs have yet to receive; the messages counted now may be theirs."""
         return sum(run.start_time is None or now - run.start_time < _RECEIVING_SECONDS for run in self.in_progress)
 
 
-def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | None, now: float) -> SensorRuns:
-    """Look up the runs with a sensor's tag.
-
-    Args:
-        instance: The instance that has the runs.
-        sensor: The tag's value.
-        job_name: Only runs of this job; None for all.
-        now: Seconds since the epoch.
-    """
+def runs_of_sensor(instance: dg.DagsterInstance, sensor: str, job_name: str | None) -> list[dg.RunRecord]:
+    """Look up the runs with a sensor's tag, of one job or of all: those that go on, and the newest of the others."""
     tags = {SENSOR_TAG: sensor}
     going = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_IN_PROGRESS))
     ended = instance.get_run_records(dg.RunsFilter(job_name=job_name, tags=tags, statuses=_ENDED), limit=_RECENT_RUNS)
-    in_progress = [record for record in (*going, *ended) if is_in_progress(record, now)]
-    failed: list[dg.RunRecord] = []
-    repeated: set[str | None] = set()
-    for record in ended:
-        run = record.dagster_run
-        if run.status is dg.DagsterRunStatus.SUCCESS:
-            if run.parent_run_id is None:
-                break
-            # A retry may have received other messages, so the messages of the failed run are still not done.
-            repeated.add(run.parent_run_id)
-        elif is_final_failure(record) or (run.status is dg.DagsterRunStatus.FAILURE and run.run_id in repeated):
-            failed.append(record)
-    return SensorRuns(in_progress, len(failed), failed[0] if failed else None)
+    return [*going, *ended]
 
 
-def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> list[dg.RunRecord]:
-    """Look up the newest run of each of some assets, the newest first."""
-    records = instance.get_asset_records(list(keys))
-    run_ids = {record.asset_entry.last_run_id for record in records} - {None, ""}
-    return list(instance.get_run_records(dg.RunsFilter(run_ids=[str(each) for each in run_ids]))) if run_ids else []
+def runs_of_assets(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey], most: int) -> list[dg.RunRecord]:
+    """Look up the runs of the ``most`` newest planned materializations of each asset, the newest run first."""
+    run_ids = sorted({run_id for key in keys for run_id in runs_planned_for(instance, key, most)})
+    return list(instance.get_run_records(dg.RunsFilter(run_ids=run_ids))) if run_ids else []
 
 
 def is_in_progress(record: dg.RunRecord, now: float) -> bool:
@@ -401,6 +280,11 @@ def pause_until(failures: int, last_failed: dg.RunRecord, first_pause_seconds: f
     longest: float = max(LONGEST_PAUSE_SECONDS, first_pause_seconds)
     return ended_at(last_failed) + min(first_pause_seconds * 2.0 ** min(failures - 1, 30), longest)
 
+
+DATA_VERSION_TAG: Final = "dagster/data_version"
+
+_ANSWER_SECONDS: Final = 60.0
+"""How long to wait for a run after a report before the backlog, if it is still there, is reported again."""
 
 _READ_SECONDS: Final = 20.0
 """How long reading the queue may take; an evaluation is cut off after 60 s."""
@@ -492,16 +376,11 @@ def build_sqs_backlog_sensor(
             f"sensor {name!r} starts no runs itself, as it has a queue_asset: run_config, run_tags and "
             "max_concurrent_runs are not for it. Set them on the assets behind it, or give a target"
         )
-    sensor = _BacklogSensor(name, queue, rules, partition_key, run_config, run_tags)
-    jobs = jobs_of_a_list(target)
-    key = _asset_key(queue_asset)
+    key, jobs = _asset_key(queue_asset), jobs_of_a_list(target)
+    sensor = _BacklogSensor(name, queue, rules, key, jobs, partition_key, run_config, run_tags)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        if key is not None:
-            return sensor.evaluate(context, lambda seen: sensor.report(context, key, seen))
-        return sensor.evaluate(
-            context, lambda seen: sensor.request(context, jobs, seen, "" if jobs else str(made.job_name))
-        )
+        return sensor.evaluate(context, made)
 
     made = dg.SensorDefinition(
         name,
@@ -556,7 +435,7 @@ class _Rules:
         if going >= self.max_concurrent_runs:
             newest = runs.in_progress[0].dagster_run
             others = "" if going == 1 else f" and {_count(going - 1, 'other')}"
-            said = f"run {newest.run_id}{others} of this sensor is in progress"
+            said = f"run {newest.run_id}{others} is in progress"
             return 0, f"{said}{advice(runs.in_progress, now)}"
         if runs.last_failed is not None:
             run_id, until = (
@@ -591,59 +470,85 @@ class _BacklogSensor:
     name: str
     queue: SqsQueueResource
     rules: _Rules
+    queue_asset: dg.AssetKey | None
+    jobs: Sequence[str]
     partition_key: str | Callable[[Backlog], str] | None
     run_config: RunConfig | Callable[[Backlog], RunConfig] | None
     run_tags: Mapping[str, str] | Callable[[Backlog], Mapping[str, str]] | None
 
-    def evaluate(
-        self, context: dg.SensorEvaluationContext, act: Callable[[_QueueReading], dg.SensorResult]
-    ) -> dg.SensorResult:
+    def evaluate(self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition) -> dg.SensorResult:
         now = SystemClock().wall()
         memory = self._memory(context)
         try:
             queue = self.queue.process_config_and_initialize().attributes(timeout=_READ_SECONDS)
         except SqsError as error:
-            memory = memory.unread(now)
-            lasted = now - (memory.unreadable_since or now)
-            if error.verdict is Verdict.REFUSED or lasted >= UNREADABLE_SECONDS:
-                raise
+            memory = memory.unread(unreadable_since(error, memory.unreadable_since, now))
             return dg.SensorResult(skip_reason=str(error), cursor=memory.cursor())
         memory = memory.seen(queue.visible, now)
         backlog = _backlog(queue, memory, now)
         if (reason := self.rules.why_to_wait(backlog)) is not None:
             return dg.SensorResult(skip_reason=_sentence(reason), cursor=memory.cursor())
-        return act(_QueueReading(backlog, memory, now))
+        seen = _QueueReading(backlog, memory, now)
+        if self.queue_asset is not None:
+            return self._report(context, self.queue_asset, seen)
+        return self._ask(context, made, seen)
 
-    def request(
-        self, context: dg.SensorEvaluationContext, jobs: Sequence[str], seen: _QueueReading, only_job: str
+    def _ask(
+        self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition, seen: _QueueReading
     ) -> dg.SensorResult:
-        """Ask for runs of each job; of the only target, which is a job of this name, if there are no names."""
+        """Ask for runs of each job, or of the only target."""
         tag = _tag(self.name, context)
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
-        for job in jobs or (None,):
-            runs = runs_of_sensor(context.instance, tag, job, seen.now)
+        for job in self.jobs or (None,):
+            runs = SensorRuns.of(runs_of_sensor(context.instance, tag, job), seen.now)
             count, reason = self.rules.how_many(seen.backlog, runs, seen.now)
             if reason:
                 reasons.append(f"{job}: {reason}" if job else reason)
             requests += [self._request(tag, job, seen, len(requests) + number) for number in range(1, count + 1)]
         if not requests:
-            said = f"{_count(seen.backlog.visible, 'message')} can be received, but {'; '.join(reasons)}"
-            return dg.SensorResult(skip_reason=_sentence(said), cursor=seen.memory.cursor())
+            return _skipped(seen, "; ".join(reasons))
         return dg.SensorResult(
             run_requests=requests,
             cursor=seen.memory.started(len(requests)).cursor(),
-            dynamic_partitions_requests=self._added_partitions(context, requests, only_job),
+            dynamic_partitions_requests=self._added_partitions(context, made, requests),
         )
 
-    def report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _QueueReading) -> dg.SensorResult:
-        """Report the queue's asset, for the assets behind it."""
-        partition = _given(self.partition_key, seen.backlog)
-        event, memory, said = report_backlog(
-            context, key, partition, seen.backlog, seen.memory, seen.now, self.rules.pause_seconds
+    def _report(self, context: dg.SensorEvaluationContext, key: dg.AssetKey, seen: _QueueReading) -> dg.SensorResult:
+        """Report the queue's asset, for the assets behind it.
+
+        Raises:
+            ValueError: The code location has no such asset.
+        """
+        backlog, memory, now = seen.backlog, seen.memory, seen.now
+        records = runs_of_assets(context.instance, _assets_behind(context, key), _RECENT_RUNS)
+        _, reason = self.rules.how_many(backlog, SensorRuns.of(records, now), now)
+        if reason:
+            return _skipped(seen, reason)
+        at = memory.reported_at
+        if at is not None and 0 <= now - at < _ANSWER_SECONDS and all(ended_at(record) < at for record in records):
+            return _skipped(seen, f"they were reported {now - at:.0f} s ago, and no run has come of it yet")
+        latest = context.instance.get_latest_materialization_event(key)
+        reported = None if latest is None else latest.asset_materialization
+        said = f"{_count(backlog.visible, 'visible message')} on {key.to_user_string()}"
+        # By it, an evaluation that is repeated because its cursor was not stored sees that it reported before.
+        version = {DATA_VERSION_TAG: memory.key(1)}
+        if reported is not None and version.items() <= (reported.tags or {}).items():
+            return dg.SensorResult(skip_reason=f"Reported already: {said}", cursor=memory.reported(now).cursor())
+        event = dg.AssetMaterialization(
+            key,
+            partition=_given(self.partition_key, backlog),
+            description=f"{backlog.visible} messages can be received",
+            metadata={
+                "sqs/visible": backlog.visible,
+                "sqs/in_flight": backlog.in_flight,
+                "sqs/delayed": backlog.delayed,
+                "sqs/waited_seconds": backlog.waited.total_seconds(),
+            },
+            tags=version,
         )
         return dg.SensorResult(
-            asset_events=[] if event is None else [event], skip_reason=_sentence(said), cursor=memory.cursor()
+            asset_events=[event], skip_reason=f"Reported {said}", cursor=memory.reported(now).cursor()
         )
 
     def _request(self, tag: str, job: str | None, seen: _QueueReading, number: int) -> dg.RunRequest:
@@ -656,14 +561,14 @@ class _BacklogSensor:
         )
 
     def _added_partitions(
-        self, context: dg.SensorEvaluationContext, requests: Sequence[dg.RunRequest], only_job: str
+        self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition, requests: Sequence[dg.RunRequest]
     ) -> list[dg.AddDynamicPartitionsRequest]:
         definitions = context.repository_def
         added: list[Mapping[str, str]] = []
         for request in requests:
             # Without definitions, Dagster's own error tells the rest.
             if definitions is not None and request.partition_key is not None:
-                job = definitions.get_job(request.job_name or only_job)
+                job = definitions.get_job(request.job_name or str(made.job_name))
                 try:
                     added.append(dynamic_keys(definitions, job, request.partition_key))
                 except PartitionKeyError as error:
@@ -686,7 +591,30 @@ class _BacklogSensor:
 
 
 def _backlog(queue: QueueAttributes, memory: Memory, now: float) -> Backlog:
-    return Backlog(queue.visible, queue.in_flight, queue.delayed, memory.waited(now), at(now))
+    seen_at = datetime.fromtimestamp(now, UTC)
+    return Backlog(queue.visible, queue.in_flight, queue.delayed, memory.waited(now), seen_at)
+
+
+def _skipped(seen: _QueueReading, reason: str) -> dg.SensorResult:
+    said = f"{_count(seen.backlog.visible, 'message')} can be received, but {reason}"
+    return dg.SensorResult(skip_reason=said, cursor=seen.memory.cursor())
+
+
+def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> list[dg.AssetKey]:
+    """Return the assets directly behind the queue's that run by themselves."""
+    if context.repository_def is None:
+        raise ValueError("the sensor's context has no definitions: build_sensor_context(definitions=...)")
+    specs = {spec.key: spec for made in context.repository_def.assets_defs_by_key.values() for spec in made.specs}
+    if key not in specs:
+        raise ValueError(
+            f"the code location has no asset {key.to_user_string()}, so nothing can depend on it: "
+            f'add dg.AssetSpec("{key.to_user_string()}") to its assets'
+        )
+    return [
+        spec.key
+        for spec in specs.values()
+        if spec.automation_condition is not None and any(dep.asset_key == key for dep in spec.deps)
+    ]
 
 
 def _tag(name: str, context: dg.SensorEvaluationContext) -> str:

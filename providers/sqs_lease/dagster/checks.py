@@ -7,7 +7,6 @@ Neither fails the run: if the queue cannot be read, the check's result says so.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import dagster as dg
@@ -82,34 +81,37 @@ def build_sqs_lease_check(
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         (check_key,) = context.selected_asset_check_keys
-        failure = _last_failure(context, check_key.asset_key)
-        if failure is not None:
-            return dg.AssetCheckResult(
-                passed=False,
-                severity=severity,
-                description=f"Run {failure.run_id} failed before it materialized the asset{failure.text}",
-                metadata={"run": failure.run_id},
-            )
-        run_id = _run_that_made(context, check_key.asset_key)
-        if run_id is None:
-            return dg.AssetCheckResult(passed=True, description="Not materialized yet.")
-        numbers = _lease_numbers(context.instance, run_id, check_key.asset_key)
-        if numbers is None:
-            return dg.AssetCheckResult(
-                passed=False,
-                severity=severity,
-                description=f"Run {run_id} left no numbers of a lease. This check is for assets that work on messages "
-                "in every run, with SqsQueueResource.lease(context).",
-                metadata={"run": run_id},
-            )
-        passed, description, shown = _judged(numbers, max_failed)
-        run = context.instance.get_run_by_id(run_id)
-        killed = "" if run is None else _killed_text(_ends_of_leases(context.instance, run, check_key.asset_key))
-        return dg.AssetCheckResult(
-            passed=passed, severity=severity, description=f"{description}{killed}", metadata={"run": run_id, **shown}
-        )
+        passed, description, shown = _lease_judged(context, check_key.asset_key, max_failed)
+        return dg.AssetCheckResult(passed=passed, severity=severity, description=description, metadata=shown)
 
     return check
+
+
+def _lease_judged(
+    context: dg.AssetCheckExecutionContext, key: dg.AssetKey, max_failed: int
+) -> tuple[bool, str, dict[str, Any]]:
+    """Decide whether the last lease of an asset passes, why, and what to show."""
+    failed = _last_failure(context, key)
+    if failed is not None:
+        counts = _ends_of_leases(context.instance, failed, key)
+        said = _counts_text(counts)
+        leased = f"; of the messages that its step leased: {said}" if said else ""
+        description = f"Run {failed.run_id} failed before it materialized the asset{leased}.{_killed_text(counts)}"
+        return False, description, {"run": failed.run_id}
+    run_id = _run_that_made(context, key)
+    if run_id is None:
+        return True, "Not materialized yet.", {}
+    numbers = _lease_numbers(context.instance, run_id, key)
+    if numbers is None:
+        description = (
+            f"Run {run_id} left no numbers of a lease. This check is for assets that work on messages in every run, "
+            "with SqsQueueResource.lease(context)."
+        )
+        return False, description, {"run": run_id}
+    passed, description, shown = _judged(numbers, max_failed)
+    run = context.instance.get_run_by_id(run_id)
+    killed = "" if run is None else _killed_text(_ends_of_leases(context.instance, run, key))
+    return passed, f"{description}{killed}", {"run": run_id, **shown}
 
 
 def sqs_lease_check_result(
@@ -263,28 +265,16 @@ def _run_that_made(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> 
     return None if latest is None else latest.run_id
 
 
-@dataclass(frozen=True, slots=True)
-class _RunFailure:
-    """A run that failed before it materialized an asset, and the outcome of the messages that the step leased."""
-
-    run_id: str
-    text: str
-
-
-def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> _RunFailure | None:
+def _last_failure(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> dg.DagsterRun | None:
     """Find the last run before this one that was to materialize an asset, if it failed and did not."""
-    record = next(iter(runs_of_assets(context.instance, [key])), None)
+    record = next(iter(runs_of_assets(context.instance, [key], most=1)), None)
     if record is None:
         return None
     run = record.dagster_run
     if run.run_id == context.run.run_id or run.status is not dg.DagsterRunStatus.FAILURE:
         return None
-    if _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION}):
-        return None
-    counts = _ends_of_leases(context.instance, run, key)
-    said = _counts_text(counts)
-    leased = f"; of the messages that its step leased: {said}" if said else ""
-    return _RunFailure(run.run_id, f"{leased}.{_killed_text(counts)}")
+    made = _events(context.instance, run.run_id, key, {dg.DagsterEventType.ASSET_MATERIALIZATION})
+    return None if made else run
 
 
 def _ends_of_leases(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> Counter[str]:

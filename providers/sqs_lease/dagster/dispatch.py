@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 import dagster as dg
 import msgspec
 
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster._internals import (
@@ -37,6 +38,7 @@ from sqs_lease.dagster._internals import (
     wrong_config,
 )
 from sqs_lease.dagster.run_batch.folder import BatchFolder
+from sqs_lease.sqs.errors import SqsError
 
 if TYPE_CHECKING:
     from sqs_lease.dagster._internals import AssetJob
@@ -58,6 +60,22 @@ Target: TypeAlias = "Job | Sequence[Job] | Assets"
 
 MOST_RUNS_AT_ONCE: Final = 3
 """Most runs that one evaluation requests: Dagster launches them one after the other, each in about 3 s."""
+
+
+UNREADABLE_SECONDS: Final = 600.0
+"""Time out of reach after which a sensor's evaluations fail, so that Dagster can alert."""
+
+
+def unreadable_since(error: SqsError, since: float | None, now: float) -> float:
+    """Return since when a queue is out of reach, in seconds since the epoch, for an error that passes by itself.
+
+    Raises:
+        SqsError: The error does not pass by itself, or the queue is out of reach for too long.
+    """
+    since = since or now
+    if error.verdict is Verdict.REFUSED or now - since >= UNREADABLE_SECONDS:
+        raise error
+    return since
 
 
 def jobs_of_a_list(target: Target | None) -> list[str]:
@@ -93,11 +111,6 @@ def dynamic_keys(definitions: dg.RepositoryDefinition, job: dg.JobDefinition, ke
     """Return the dynamic partitions that a key stands for: keys by the names of partitions definitions.
 
     Existing partitions are among them: to add them again does no harm.
-
-    Args:
-        definitions: The definitions of the job.
-        job: The job; one of some assets has their partitions.
-        key: The partition key; of several dimensions, as ``dg.MultiPartitionKey``.
 
     Raises:
         PartitionKeyError: The job has no partitions, or its assets have different ones, or this cannot be a key.
@@ -348,11 +361,6 @@ class Dispatcher:
     ) -> tuple[dg.RunRequest, Mapping[str, str]]:
         """Return the request of a run, and the dynamic partitions to add for it: keys by the definition's name.
 
-        Args:
-            destination: The run.
-            run_key: Its key.
-            tags: More tags of it.
-
         Raises:
             DispatchError: Such a run is not possible with the definitions.
             RunConfigError: The configuration that all runs have does not fit.
@@ -511,10 +519,4 @@ def read_run(folder: BatchFolder) -> Destination | None:
     Raises:
         OSError: It cannot be read, and may be later.
     """
-    content = folder.get(RUN)
-    if content is None:
-        return None
-    try:
-        return msgspec.json.decode(content, type=Destination)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+    return folder.decoded(RUN, msgspec.json.Decoder(Destination).decode)

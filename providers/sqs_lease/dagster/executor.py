@@ -12,12 +12,10 @@ machine, so such steps do not get the batch, and receive messages of their own i
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -39,14 +37,15 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.metadata import LeaseNumbers, observe_outcome
-from sqs_lease.dagster.resource import SqsQueueResource, access_to, block_of, check_queue_resource
+from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import (
     BATCH_TAG,
     HANDOFF_SECONDS,
+    pass_on,
     passed_on_batch_of,
     routed_batch_of,
-    write_leases,
     write_worker,
 )
 from sqs_lease.dagster.run_batch.folder import (
@@ -58,6 +57,7 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_path,
 )
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
+from sqs_lease.dagster.step_lease import block_of
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import SettlementError
 
@@ -68,8 +68,6 @@ if TYPE_CHECKING:
         RetryMode,
         StepDependencyConfig,
     )
-
-logger = logging.getLogger(__name__)
 
 STEPS_END_SECONDS: Final = 10.0
 """How long steps may take to end after an interruption, if the executor failed while they run."""
@@ -163,14 +161,13 @@ def sqs_lease_executor(
         on_failure=failure_rule(on_failure),
     )
     _check_around(around)
-    leasing = _Leasing(queue, workspace, options)
 
     def create(context: dg.InitExecutorContext) -> dg.Executor:
         make = around.executor_creation_fn
         if make is None:
             raise RuntimeError(f"The executor {around.name!r}, which is to run the steps, cannot be made")
         steps = make(dg.InitExecutorContext(context.job, around, context.executor_config, context.instance))
-        return LeaseExecutor(steps, leasing)
+        return LeaseExecutor(steps, queue, workspace, options)
 
     return dg.ExecutorDefinition(
         name="sqs_lease",
@@ -197,21 +194,14 @@ def _check_around(around: object) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Leasing:
-    """The arguments of :func:`sqs_lease_executor`."""
-
-    queue: SqsQueueResource
-    workspace: str
-    options: LeaseOptions
-
-
 class LeaseExecutor(dg.Executor):
     """The executor that holds messages while another one runs the steps. Made by :func:`sqs_lease_executor`."""
 
-    def __init__(self, steps: dg.Executor, leasing: _Leasing) -> None:
+    def __init__(self, steps: dg.Executor, queue: SqsQueueResource, workspace: str, options: LeaseOptions) -> None:
         self._steps = steps
-        self._leasing = leasing
+        self._queue = queue
+        self._workspace = workspace
+        self._options = options
 
     @property
     def retries(self) -> RetryMode:
@@ -233,16 +223,16 @@ class LeaseExecutor(dg.Executor):
             BatchFolderError: The messages cannot be stored for the steps, or the steps' reports cannot be read.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
-        leasing, run, instance = self._leasing, plan_context.dagster_run, plan_context.instance
-        queue = leasing.queue.process_config_and_initialize()
+        run, instance = plan_context.dagster_run, plan_context.instance
+        queue = self._queue.process_config_and_initialize()
         _refuse_to_go_on(instance, run, queue.queue)
-        taken = routed_batch_of(run) or passed_on_batch_of(run, leasing.workspace, queue.queue)
+        taken = routed_batch_of(run, queue.queue) or passed_on_batch_of(run, self._workspace, queue.queue)
         if taken is None:
             # A run that takes a batch up has messages that the steps left out have seen.
             parts = parts_left_out(plan_context.job, execution_plan.step_keys_to_execute)
             _refuse_part_of_the_job(run, parts, queue.queue)
-        remove_left_over(leasing.workspace)
-        uri = run_batch_path(leasing.workspace, run.run_id)
+        remove_left_over(self._workspace)
+        uri = run_batch_path(self._workspace, run.run_id)
         folder = BatchFolder(uri)
         ended_by: BaseException | None = None
         is_passed_on = False
@@ -250,7 +240,7 @@ class LeaseExecutor(dg.Executor):
             leaving.callback(lambda: None if is_passed_on else folder.discard())
             # Dagster would delay a request to terminate until the steps run, and the receive may take a while.
             with dg.raise_execution_interrupts(), access_to(queue):
-                block = block_of(queue, leasing.options, passed_on=taken)
+                block = block_of(queue, self._options, passed_on=taken)
                 batch = leaving.enter_context(block)
             others = multiprocessing.active_children()
             ends = StepEnds(run.run_id, awaited_steps(execution_plan))
@@ -419,17 +409,12 @@ def _settle(
 
 def _pass_on(block: LeaseBlock, folder: BatchFolder, plan_context: PlanOrchestrationContext) -> bool:
     """Write down the held messages for the run that repeats this one; return whether that was possible."""
-    written = block.pass_on(RuntimeError("the run is repeated"), HANDOFF_SECONDS)
-    if written is None:
-        return False
-    try:
-        write_leases(folder, written)
-    except OSError:
-        logger.exception("%d messages cannot be passed on, and come back in %g s", len(written.leases), HANDOFF_SECONDS)
+    count = pass_on(block, folder, RuntimeError("the run is repeated"))
+    if count is None:
         return False
     plan_context.log.info(
         "%d messages are passed on to the run that repeats this one, and come back in %g s if it does not begin",
-        len(written.leases),
+        count,
         HANDOFF_SECONDS,
     )
     return True

@@ -72,12 +72,7 @@ class LeaseNumbers:
 
     @classmethod
     def of_work(cls, batch: LeasedBatch, failed: int) -> LeaseNumbers:
-        """Describe a step's work on a batch that is settled later.
-
-        Args:
-            batch: The batch.
-            failed: How many of its messages the step failed.
-        """
+        """Describe a step's work on a batch that is settled later: the step failed ``failed`` of its messages."""
         return cls({"received": len(batch), "failed": failed}, _oldest(batch), (batch.queue_url,))
 
     @classmethod
@@ -182,15 +177,7 @@ def observe_outcome(
     numbers: LeaseNumbers,
     attributes: Callable[[], QueueAttributes],
 ) -> None:
-    """Add the outcome of messages to the assets that some steps of a run materialized.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        steps: The keys of the steps.
-        numbers: The outcome.
-        attributes: Reads the attributes of the queue, for the rest of it.
-    """
+    """Add the outcome of messages, and the rest of the queue, to the assets that some steps of a run materialized."""
     assets = materialized_by(instance, run, steps)
     if not assets:
         return

@@ -63,13 +63,7 @@ class Repetition(Enum):
 def repetition(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
 ) -> Repetition:
-    """Forecast whether Dagster repeats a run after a step of it has failed for good.
-
-    Args:
-        instance: The instance that has the run.
-        run: The run.
-        environment: The environment variables.
-    """
+    """Forecast whether Dagster repeats a run after a step of it has failed for good."""
     if run.tags.get(RETRY_ON_STEP_FAILURE_TAG, "").lower() == "false":
         return Repetition.NO
     most = run.tags.get(MAX_RETRIES_TAG)
@@ -87,13 +81,10 @@ def repetition(
 
 
 def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
-    return Repetition.YES if _is_left(run, most) else Repetition.NO
-
-
-def _is_left(run: dg.DagsterRun, most: str) -> bool:
     """Whether a run may be repeated once more. Dagster does not repeat runs with a tag that is not a number."""
     number = run.tags.get(RETRY_NUMBER_TAG, "0")
-    return most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
+    is_left = most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
+    return Repetition.YES if is_left else Repetition.NO
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +118,24 @@ class NoDeadLetterForJobErrors(FailureRule):
 
     Attributes:
         rule: The user's rule.
+        is_job_error: Whether a job failed.
     """
 
     rule: FailureRule
+    is_job_error: bool = False
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """Settle by the user's rule."""
-        return self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        """Settle by the user's rule; if a job failed, release in place of a dead letter."""
+        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
+        if self.is_job_error and isinstance(settlement, DeadLetter):
+            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
+        return settlement
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the user's rule for the exception, without dead letters if a job failed."""
-        rule = self.rule.matching(errors)
-        named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
-        return _WithoutDeadLetters(rule) if _JOB_ERROR in errors and not named else rule
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutDeadLetters(FailureRule):
-    rule: FailureRule
-
-    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        settlement = self.rule.settlement(receive_count=receive_count, reason=reason, random=random)
-        if isinstance(settlement, DeadLetter):
-            return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
-        return settlement
+        is_named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
+        is_job_error = _JOB_ERROR in errors and not is_named
+        return NoDeadLetterForJobErrors(self.rule.matching(errors), is_job_error=is_job_error)
 
 
 def failure_rule(on_failure: OnFailure | None) -> FailureRule:

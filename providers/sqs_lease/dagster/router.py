@@ -42,7 +42,6 @@ import dagster as dg
 
 from sqs_lease import blocking
 from sqs_lease.batch_files.manifest_extra import require_manifests
-from sqs_lease.core.calls import Verdict
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.events import Outcome
 from sqs_lease.core.failure_rules import Delete, Release, Settlement
@@ -51,7 +50,6 @@ from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
-from sqs_lease.dagster.backlog_sensor import UNREADABLE_SECONDS
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
     AssetKeys,
@@ -69,9 +67,11 @@ from sqs_lease.dagster.dispatch import (
     jobs_of_a_list,
     read_run,
     target_argument,
+    unreadable_since,
     write_run,
 )
-from sqs_lease.dagster.resource import SqsQueueResource, access_to, check_queue_resource
+from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.batch_of_run import (
     HANDOFF_SECONDS,
@@ -87,6 +87,7 @@ from sqs_lease.dagster.run_batch.folder import (
     check_workspace,
     listed,
 )
+from sqs_lease.dagster.step_lease import refuse_without_dead_letter_queue
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.open_queue import OpenQueue
@@ -233,10 +234,9 @@ def build_sqs_router(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A run to request: the id of its part of the received batch, the part's directory, and the run itself."""
+    """A run to request, and the directory of its batch, which is named by the batch's id."""
 
-    part_id: str
-    uri: str
+    folder: BatchFolder
     destination: Destination
 
 
@@ -270,30 +270,28 @@ class _Router:
         under_way = self._count_under_way(context.instance)
         if waiting or under_way >= self.max_batches:
             reason = f"{under_way} of its runs are queued or under way"
-            return self._asking_for(_Received(waiting), dispatcher, context, reason)
-        queue.refuse_without_dead_letter_queue(self.options.on_failure)
+            return self._asking_for(_Received(waiting), dispatcher, queue.queue, reason)
+        refuse_without_dead_letter_queue(queue, self.options.on_failure)
         try:
             with access_to(queue):
                 received = asyncio.run(_within(self._receive(queue, dispatcher), queue.queue))
         except SqsError as error:
             return self._unreachable(error, context)
-        return self._asking_for(received, dispatcher, context, f"No message came from {queue.queue}")
+        return self._asking_for(received, dispatcher, queue.queue, f"No message came from {queue.queue}")
 
-    def _asking_for(
-        self, received: _Received, dispatcher: Dispatcher, context: dg.SensorEvaluationContext, reason: str
-    ) -> dg.SensorResult:
+    def _asking_for(self, received: _Received, dispatcher: Dispatcher, queue: str, reason: str) -> dg.SensorResult:
         asked: list[dg.RunRequest] = []
         partitions: list[Mapping[str, str]] = []
         # Dagster launches one after the other, each in about 3 s. The next evaluation finds the others.
         for request in received.requests[:MOST_RUNS_AT_ONCE]:
-            tags = {ROUTED_TAG: request.uri, ROUTED_QUEUE_TAG: self.queue_name(), ROUTER_TAG: self.name}
-            run, added = dispatcher.run_request(request.destination, run_key=request.part_id, tags=tags)
+            tags = {ROUTED_TAG: str(request.folder), ROUTED_QUEUE_TAG: queue, ROUTER_TAG: self.name}
+            run, added = dispatcher.run_request(request.destination, run_key=request.folder.path.name, tags=tags)
             asked.append(run)
             partitions.append(added)
         for failure in received.failures:
-            context.log.error(failure)
+            dispatcher.context.log.error(failure)
         if received.failures and not asked:
-            raise RouterError(f"router {self.name} on {self.queue.queue}: {'; '.join(received.failures)}")
+            raise RouterError(f"router {self.name} on {queue}: {'; '.join(received.failures)}")
         return dg.SensorResult(
             run_requests=asked,
             skip_reason=None if asked else reason,
@@ -304,11 +302,9 @@ class _Router:
 
     def _unreachable(self, error: SqsError, context: dg.SensorEvaluationContext) -> dg.SensorResult:
         """Skip errors that pass by themselves, for ten minutes at most; the cursor has the time of the first one."""
-        now = time.time()
         cursor = context.cursor or ""
-        since = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else now
-        if error.verdict is Verdict.REFUSED or now - since >= UNREADABLE_SECONDS:
-            raise error
+        before = float(cursor) if re.fullmatch(r"\d+(\.\d+)?", cursor) else None
+        since = unreadable_since(error, before, time.time())
         return dg.SensorResult(skip_reason=f"Nothing was received: {error}", cursor=str(since))
 
     def _tried_out(self, queue: SqsQueueResource) -> dg.SensorResult:
@@ -319,11 +315,6 @@ class _Router:
                 f"{self.options.max_messages} of about {attributes.visible} messages of {queue.queue}, and ask for runs"
             )
         )
-
-    def queue_name(self) -> str:
-        """Return the queue, as the resource has it now."""
-        resource: SqsQueueResource = self.queue.process_config_and_initialize()
-        return resource.queue
 
     # Batches of earlier evaluations
 
@@ -337,17 +328,17 @@ class _Router:
         for path in listed(Path(self.uri)):
             if not _BATCH_ID.fullmatch(path.name):
                 continue
-            folder, uri = BatchFolder(path), f"{self.uri}/{path.name}"
+            folder = BatchFolder(path)
             written = read_written(folder)
             destination = None if written is None else read_run(folder)
             if written is None or destination is None or is_over(written):
                 if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
                     folder.remove()
                 continue
-            if dispatcher.why_not(destination) or _has_run(instance, uri):
+            if dispatcher.why_not(destination) or _has_run(instance, folder):
                 # If such a run is no longer possible, the messages come back by themselves.
                 continue
-            waiting.append(_Request(path.name, uri, destination))
+            waiting.append(_Request(folder, destination))
         return waiting
 
     # Receiving
@@ -396,19 +387,18 @@ class _Router:
             for message, answer in zip(messages, answers, strict=True)
             if isinstance(answer, Destination) and message.receipt not in settled
         ]
-        parts, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
-        requests = [_Request(part_id := uuid4().hex, f"{self.uri}/{part_id}", part.destination) for part in parts]
-        folders = [BatchFolder(request.uri) for request in requests]
+        divisions, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
+        parts = [(BatchFolder(f"{self.uri}/{uuid4().hex}"), part) for part in divisions]
         try:
-            for request, part, folder in zip(requests, parts, folders, strict=True):
-                await asyncio.to_thread(_write_messages, folder, request, part, held.queue_url)
+            for folder, part in parts:
+                await asyncio.to_thread(_write_messages, folder, part, held.queue_url)
             ends = await held.settle({**settled, **{message.receipt: Release() for message in behind}})
             refused = [end.detail for end in ends.values() if end.outcome is Outcome.FAILED]
             if refused:
                 failures.append(f"{len(refused)} messages could not be settled: {'; '.join(dict.fromkeys(refused))}")
             written = await held.pass_on(self.handoff_seconds)
             try:
-                await asyncio.to_thread(_write_leases, requests, parts, folders, written)
+                await asyncio.to_thread(_write_leases, parts, written)
             except BaseException:
                 # The runs will not be requested, so the router still holds the messages.
                 again = keeper.open_batch(held.queue_url, policy=self.options.policy)
@@ -416,10 +406,10 @@ class _Router:
                 await again.release_all()
                 raise
         except BaseException:
-            for folder in folders:
+            for folder, _ in parts:
                 await asyncio.to_thread(folder.remove)
             raise
-        return _Received(requests, failures)
+        return _Received([_Request(folder, part.destination) for folder, part in parts], failures)
 
 
 async def _within(receiving: Awaitable[_Received], queue: str) -> _Received:
@@ -460,23 +450,21 @@ def _settled(
     return settled, failures
 
 
-def _write_messages(folder: BatchFolder, request: _Request, part: Part, queue_url: str) -> None:
-    folder.create(batch_id=request.part_id, queue_url=queue_url, messages=part.messages)
-    write_run(folder, request.destination)
+def _write_messages(folder: BatchFolder, part: Part, queue_url: str) -> None:
+    folder.create(batch_id=folder.path.name, queue_url=queue_url, messages=part.messages)
+    write_run(folder, part.destination)
 
 
-def _write_leases(
-    requests: Sequence[_Request], parts: Sequence[Part], folders: Sequence[BatchFolder], written: WrittenBatch
-) -> None:
+def _write_leases(parts: Sequence[tuple[BatchFolder, Part]], written: WrittenBatch) -> None:
     leases = {lease.receipt.message_id: lease for lease in written.leases}
-    for request, part, folder in zip(requests, parts, folders, strict=True):
+    for folder, part in parts:
         ids = [message.message_id for message in part.messages]
         mine = tuple(leases[message_id] for message_id in ids if message_id in leases)
-        write_leases(folder, WrittenBatch(request.part_id, written.written_at, mine))
+        write_leases(folder, WrittenBatch(folder.path.name, written.written_at, mine))
 
 
-def _has_run(instance: dg.DagsterInstance, uri: str) -> bool:
-    return bool(instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: uri}), limit=1))
+def _has_run(instance: dg.DagsterInstance, folder: BatchFolder) -> bool:
+    return bool(instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: str(folder)}), limit=1))
 
 
 def _age_seconds(path: Path) -> float:

@@ -48,20 +48,13 @@ _PIECE: Final = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|[<(]|[>)]|,|[^`'<>
 
 
 def storage_kind(spec: Mapping[str, Any]) -> str:
-    """Return the storage of an ingestion's table, e.g. ``delta``.
-
-    Args:
-        spec: The ingestion, see ``sqs_lease/ingestion/spec.py``.
-    """
+    """Return the storage of an ingestion's table, e.g. ``delta``, from its spec (``sqs_lease/ingestion/spec.py``)."""
     kind = str(spec["sink"]["kind"])
     return _STORAGES.get(kind, kind)
 
 
 def table_metadata(spec: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
     """Describe the table of an ingestion from its spec.
-
-    Args:
-        spec: The ingestion.
 
     Returns:
         By key: ``dagster/storage_kind``; ``dagster/table_name`` if the table has one; ``dagster/column_schema`` if the

@@ -1,8 +1,13 @@
-"""A lease in a step of Dagster. It ends with its step, not with its block.
+"""A lease in a step of Dagster, from ``with queue.lease(context) as batch:`` to the deletion of its messages.
 
-Dagster stores the return value of an op or asset after its function has ended, so a lease that ended with its block
-would delete messages before their value is stored. This one goes on after its block, until Dagster reports the end of
-the step to the listeners in the step's own process:
+:class:`QueueLease` is the context manager that a user enters. Where the executor holds the messages of the run, its
+block joins that batch (``run_batch/leased_batch.py``). Outside of a step, it is the block of a plain lease. In all
+other cases it is a :class:`StepLease`: it receives, or takes up the batch of a router (``run_batch/batch_of_run.py``).
+
+**A lease in a step ends with its step**, not with its block. Dagster stores the return value of an op or asset after
+its function has ended, so a lease that ended with its block would delete messages before their value is stored. A
+:class:`StepLease` goes on after its block, until Dagster reports the end of the step to the listeners in the step's own
+process. :class:`Attempt` is such a listener, and settles all leases of one attempt at the step:
 
 | the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
 | --- | --- | --- |
@@ -23,7 +28,7 @@ Two ends are earlier. A block that is interrupted gives back at once. A lease en
 messages was settled there (``succeed``, ``fail``, ``release``), so that a step may work on batch after batch.
 
 **Retries in one process.** Each attempt has a listener of its own, and all of them get the events of the last attempt.
-So an attempt's :class:`StepEnd` is over for good at the attempt's own last event.
+So an :class:`Attempt` is over for good at its own last event.
 
 **A refused settlement fails the step.** If a listener raises an exception, Dagster reports a failure instead: a step
 that would have succeeded fails, once, because a ``RetryPolicy`` does not apply to errors outside of the function. By
@@ -37,12 +42,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import dagster as dg
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
-from sqs_lease.core.failure_rules import Settlement
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
+from sqs_lease.core.failure_rules import FailureRule, Settlement
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
     Context,
@@ -54,10 +59,16 @@ from sqs_lease.dagster._internals import (
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, repetition
-from sqs_lease.dagster.run_batch.batch_of_run import HANDOFF_SECONDS, RoutedBatch, write_leases
-from sqs_lease.keeper.session import Messages, SettlementError, ended
+from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, may_dead_letter, repetition
+from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
+from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.keeper.options import LeaseOptions
+from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
+
+if TYPE_CHECKING:
+    from sqs_lease.dagster.resource import SqsQueueResource
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +76,325 @@ MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
+class QueueLease(AbstractContextManager[LeasedBatch]):
+    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
+
+    Args:
+        resource: The queue.
+        context: The context of the op or asset.
+        options: The options of the lease.
+        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
+
+    Raises:
+        BatchFolderError: See :func:`batch_of_run <sqs_lease.dagster.run_batch.batch_of_run.batch_of_run>`.
+    """
+
+    def __init__(
+        self, resource: SqsQueueResource, context: Context, options: LeaseOptions, given: Sequence[str]
+    ) -> None:
+        self._resource = resource
+        self._context = context
+        self._options = options
+        self._given = given
+        key = step_key(context)
+        self._found = batch_of_run(context, key, resource.queue)
+        self._attempt = None if key is None else Attempt.of(context, key)
+        self._entered: AbstractContextManager[LeasedBatch] | None = None
+
+    def __enter__(self) -> LeasedBatch:
+        if self._entered is not None:
+            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
+        if self._attempt is not None:
+            self._attempt.entered()
+        with access_to(self._resource):
+            self._entered = self._opened()
+            return self._entered.__enter__()
+
+    def _opened(self) -> AbstractContextManager[LeasedBatch]:
+        if isinstance(self._found, HeldBatch):
+            return self._joined(self._found)
+        if self._attempt is None:
+            return block_of(self._resource, self._options)
+        return StepLease(self._resource, self._options, self._attempt, self._found)
+
+    @contextmanager
+    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
+        log = self._context.log
+        with joined(self._context, held) as batch:
+            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
+            if self._given:
+                given = ", ".join(self._given)
+                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
+            yield batch
+        if self._attempt is not None:
+            # The outcome of the messages is known later: their holder adds it to the assets of the run.
+            self._attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
+
+    def __iter__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __len__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._without_with()
+
+    def _without_with(self) -> TypeError:
+        return TypeError(
+            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
+            "the batch: `with queue.lease(context) as batch:`"
+        )
+
+
+def block_of(
+    resource: SqsQueueResource,
+    options: LeaseOptions,
+    *,
+    passed_on: RoutedBatch | None = None,
+    batch: type[OwnLeasedBatch] | None = None,
+) -> LeaseBlock:
+    """Return the block of a lease: it receives, or takes up a batch that was passed on.
+
+    Raises:
+        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
+        BatchFolderError: The batch is gone, or the run came too late.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
+    """
+    refuse_without_dead_letter_queue(resource, options.on_failure)
+    client = resource.client()
+    adopts = None if passed_on is None else passed_on.take_up()
+    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
+
+
+def refuse_without_dead_letter_queue(resource: SqsQueueResource, on_failure: FailureRule) -> None:
+    """Refuse a failure rule that the queue cannot carry out, before anything is received.
+
+    The queue is only read for a rule that may dead-letter.
+
+    Raises:
+        ValueError: The rule may dead-letter, and the queue has no redrive policy.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be read.
+    """
+    if may_dead_letter(on_failure) and resource.attributes().dead_letter_arn is None:
+        raise ValueError(
+            f"nothing is received from {resource.queue}: on_failure may send messages to a dead-letter queue, and the "
+            "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
+        )
+
+
+class StepLease(AbstractContextManager[LeasedBatch]):
+    """One lease in a step that holds its messages itself.
+
+    Where a router received a batch for the run, the lease takes that up, and passes it on to the next attempt.
+    """
+
+    def __init__(
+        self, resource: SqsQueueResource, options: LeaseOptions, attempt: Attempt, found: RoutedBatch | None
+    ) -> None:
+        self.attributes = resource.attributes
+        self._attempt = attempt
+        # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
+        # garbage collected, which gives its messages back.
+        self._rule = ReleaseWhileRetrying(options.on_failure)
+        left = None if found is None else attempt.still_left(found)
+        self.routed = None if left is None or left.is_taken else left
+        self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
+        self._batch: RecordingBatch | None = None
+        self._raised: Exception | None = None
+        self._has_ended = False
+
+    def __enter__(self) -> LeasedBatch:
+        batch = self._batch = cast(RecordingBatch, self._block.__enter__())
+        self._attempt.hold(self)
+        received = f"Received {len(batch)} messages of {batch.queue_url}"
+        report_event(self._attempt.context, received, {HELD: dg.MetadataValue.int(len(batch))})
+        return batch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        batch = self._batch
+        if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
+            # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
+            return
+        self._has_ended = True
+        self._block.leave()
+        if error is not None and not isinstance(error, Exception):
+            self.settle(error, is_tried_again=False)
+            return
+        self._raised = error
+        if error is None:
+            self._attempt.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
+        if batch.is_decided() and self.routed is None:
+            self.settle(None, is_tried_again=False)
+
+    def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
+        """Settle the held messages, by the block's exception or else by the step's.
+
+        Args:
+            error: The exception of the step; None if it succeeded.
+            is_tried_again: Whether the step is tried again, or may be.
+        """
+        batch = self._batch
+        if batch is None or not batch.is_open:
+            return
+        if is_tried_again:
+            self._rule.is_tried_again.set()
+        is_interrupted = error is not None and not isinstance(error, Exception)
+        ended_by = error if is_interrupted else self._raised or error
+        is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
+        if is_cut_off:
+            ended_by = GeneratorExit()
+        passed_on: int | None = None
+        if is_tried_again and self.routed is not None and ended_by is not None:
+            passed_on = pass_on(self._block, self.routed.folder, ended_by)
+        problems = self._block.settle(ended_by)
+        numbers = LeaseNumbers.of(batch)
+        text = numbers.summary()
+        if passed_on is not None:
+            text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
+        elif self.routed is not None:
+            self.routed.folder.discard()
+        elif is_tried_again:
+            text += "; the step is or may be tried again, so on_failure was not applied"
+        if is_cut_off:
+            text += (
+                "; the step succeeded before the end of its block, so messages that it had not settled are given back"
+            )
+            logger.warning(text)
+        self._attempt.ended(self, text, numbers, [*batch.refused, *problems])
+
+
 class StepFailedError(Exception):
     """Stand-in for a step's exception that Dagster does not give."""
+
+
+_LAST_EVENTS: Final = (
+    dg.DagsterEventType.STEP_SUCCESS,
+    dg.DagsterEventType.STEP_FAILURE,
+    dg.DagsterEventType.STEP_UP_FOR_RETRY,
+)
+
+
+class Attempt:
+    """One attempt at a step: it hears the step's last event in the step's process, and settles its leases then.
+
+    Attributes:
+        not_entered: How many leases were made and not entered.
+    """
+
+    @classmethod
+    def of(cls, context: Context, key: str) -> Attempt:
+        """Return the attempt under way at the step of this key, for one more lease, which must be entered."""
+        attempt = listening(context, cls(context, key))
+        attempt.not_entered += 1
+        return attempt
+
+    def __init__(self, context: Context, key: str) -> None:
+        self.context = context
+        self._key = key
+        self._leases: list[StepLease] = []
+        self._work: LeaseNumbers | None = None
+        self._numbers: LeaseNumbers | None = None
+        self._problems: list[Exception] = []
+        self._attributes: Callable[[], QueueAttributes] | None = None
+        self.not_entered = 0
+        self._is_over = False
+
+    def entered(self) -> None:
+        """Take note that a lease is entered.
+
+        Raises:
+            RuntimeError: :data:`MOST_OPEN` leases are open.
+        """
+        self.not_entered -= 1
+        if len(self._leases) >= MOST_OPEN:
+            raise RuntimeError(
+                f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
+                "batch.succeed(messages) when they are done and their results are stored, so that they are deleted at "
+                "the end of the block; or lease more messages at once by max_messages"
+            )
+
+    def still_left(self, routed: RoutedBatch) -> RoutedBatch:
+        """Return a batch as it is for one more lease of the step: taken, if an earlier one has it."""
+        is_taken = any(
+            each.routed is not None and each.routed.folder.path == routed.folder.path for each in self._leases
+        )
+        return replace(routed, is_taken=is_taken)
+
+    def hold(self, lease: StepLease) -> None:
+        """Settle a lease when the step has ended."""
+        self._leases.append(lease)
+
+    def worked(self, numbers: LeaseNumbers) -> None:
+        """Add the numbers of a block that ended well to the materializations or outputs of the step."""
+        self._work = numbers if self._work is None else self._work + numbers
+        add_metadata(self.context, self._work.metadata())
+
+    def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
+        """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
+        self._leases.remove(lease)
+        self._problems += problems
+        self._numbers = numbers if self._numbers is None else self._numbers + numbers
+        self._attributes = lease.attributes
+        report_event(self.context, text, numbers.metadata())
+
+    def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
+        """Take an event of the run.
+
+        Raises:
+            Exception: The step is about to succeed, and must not: SQS refused to settle messages, or a lease was not
+                entered.
+        """
+        event = entry.dagster_event
+        if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
+            return
+        # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
+        self._is_over = True
+        if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
+            self._succeeded(instance)
+        else:
+            is_retried = event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY
+            self._failed(instance, entry, is_retried=is_retried)
+
+    def _succeeded(self, instance: dg.DagsterInstance) -> None:
+        for lease in tuple(self._leases):
+            lease.settle(None, is_tried_again=False)
+        if self._numbers is not None and self._attributes is not None:
+            try:
+                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
+            except Exception:
+                # The messages are settled; the work must not fail because they cannot be counted.
+                logger.exception("The assets of step %s have no numbers of its leases", self._key)
+        if self.not_entered:
+            self._problems.append(
+                TypeError(
+                    f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
+                    "`with queue.lease(context) as batch:`"
+                )
+            )
+        if self._problems:
+            first, *others = self._problems
+            for other in others:
+                first.add_note(str(other))
+            raise first
+
+    def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
+        error = step_exception(self.context) or StepFailedError(f"step {self._key} failed")
+        is_tried_again = bool(self._leases) and (
+            is_retried or repetition(instance, self.context.run) is not Repetition.NO
+        )
+        for lease in tuple(self._leases):
+            lease.settle(error, is_tried_again=is_tried_again)
+        for problem in self._problems:
+            warn_in_log(instance, entry, str(problem))
 
 
 class RecordingBatch(OwnLeasedBatch):
@@ -131,253 +459,3 @@ class RecordingBatch(OwnLeasedBatch):
             raise ended(self.queue_url)
         self._failed |= {receipt for receipt in settlements if not self._session.is_decided(receipt)}
         self._session.decide(settlements)
-
-
-class StepLease(AbstractContextManager[LeasedBatch]):
-    """One lease in a step.
-
-    Args:
-        end: The end of the attempt at the step.
-        rule: The rule for messages that failed.
-        block: The block of the lease, with that rule and a :class:`RecordingBatch`.
-        attributes: Reads the queue's attributes.
-        routed: The batch of a router's run that the lease takes up, and passes on to the next attempt.
-    """
-
-    def __init__(
-        self,
-        end: StepEnd,
-        rule: ReleaseWhileRetrying,
-        block: LeaseBlock,
-        attributes: Callable[[], QueueAttributes],
-        routed: RoutedBatch | None = None,
-    ) -> None:
-        self.attributes = attributes
-        self.routed = routed
-        self._end = end
-        # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
-        # garbage collected, which gives its messages back.
-        self._rule = rule
-        self._block = block
-        self._batch: RecordingBatch | None = None
-        self._raised: Exception | None = None
-        self._has_ended = False
-
-    def __enter__(self) -> LeasedBatch:
-        batch = self._block.__enter__()
-        if not isinstance(batch, RecordingBatch):
-            raise TypeError(f"a lease in a step needs a RecordingBatch, not {type(batch).__name__}")
-        self._batch = batch
-        self._end.hold(self)
-        received = f"Received {len(batch)} messages of {batch.queue_url}"
-        report_event(self._end.context, received, {HELD: dg.MetadataValue.int(len(batch))})
-        return batch
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        batch = self._batch
-        if batch is None or not batch.is_open or isinstance(error, GeneratorExit):
-            # GeneratorExit is not a failure: a suspended generator was dropped, and its step goes on to its end.
-            return
-        self._has_ended = True
-        self._block.leave()
-        if error is not None and not isinstance(error, Exception):
-            self.settle(error, is_tried_again=False)
-            return
-        self._raised = error
-        if error is None:
-            self._end.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
-        if batch.is_decided() and self.routed is None:
-            self.settle(None, is_tried_again=False)
-
-    def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
-        """Settle the held messages, by the block's exception or else by the step's.
-
-        Args:
-            error: The exception of the step; None if it succeeded.
-            is_tried_again: Whether the step is tried again, or may be.
-        """
-        batch = self._batch
-        if batch is None or not batch.is_open:
-            return
-        if is_tried_again:
-            self._rule.is_tried_again.set()
-        is_interrupted = error is not None and not isinstance(error, Exception)
-        ended_by = error if is_interrupted else self._raised or error
-        is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
-        if is_cut_off:
-            ended_by = GeneratorExit()
-        passed_on: int | None = None
-        if is_tried_again and self.routed is not None and ended_by is not None:
-            passed_on = self._pass_on(self.routed, ended_by)
-        problems = self._block.settle(ended_by)
-        numbers = LeaseNumbers.of(batch)
-        text = numbers.summary()
-        if passed_on is not None:
-            text += f"; {passed_on} are passed on to the next attempt, and come back if it does not begin in time"
-        elif self.routed is not None:
-            self.routed.folder.discard()
-        elif is_tried_again:
-            text += "; the step is or may be tried again, so on_failure was not applied"
-        if is_cut_off:
-            text += (
-                "; the step succeeded before the end of its block, so messages that it had not settled are given back"
-            )
-            logger.warning(text)
-        self._end.ended(self, text, numbers, [*batch.refused, *problems])
-
-    def _pass_on(self, routed: RoutedBatch, error: BaseException) -> int | None:
-        """Write down the held messages for the next attempt; return their number, None if that failed."""
-        try:
-            written = self._block.pass_on(error, HANDOFF_SECONDS)
-            if written is None:
-                return None
-            write_leases(routed.folder, written)
-        except Exception:
-            # The messages come back when their leases end, and the router starts another run.
-            logger.exception("The messages of %s could not be passed on to the next attempt", routed.folder)
-            return None
-        return len(written.leases)
-
-
-_LAST_EVENTS: Final = (
-    dg.DagsterEventType.STEP_SUCCESS,
-    dg.DagsterEventType.STEP_FAILURE,
-    dg.DagsterEventType.STEP_UP_FOR_RETRY,
-)
-
-
-class StepEnd:
-    """The end of one attempt at a step, from events in the step's process: it settles the attempt's leases.
-
-    Args:
-        context: The context of the op or asset.
-        key: The step's key.
-
-    Attributes:
-        not_entered: How many leases were made and not entered.
-    """
-
-    def __init__(self, context: Context, key: str) -> None:
-        self.context = context
-        self._key = key
-        self._leases: list[StepLease] = []
-        self._work: LeaseNumbers | None = None
-        self._numbers: LeaseNumbers | None = None
-        self._problems: list[Exception] = []
-        self._attributes: Callable[[], QueueAttributes] | None = None
-        self.not_entered = 0
-        self._is_over = False
-
-    def entered(self) -> None:
-        """Take note that a lease is entered.
-
-        Raises:
-            RuntimeError: :data:`MOST_OPEN` leases are open.
-        """
-        self.not_entered -= 1
-        if len(self._leases) >= MOST_OPEN:
-            raise RuntimeError(
-                f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
-                "batch.succeed(messages) when they are done and their results are stored, so that they are deleted at "
-                "the end of the block; or lease more messages at once by max_messages"
-            )
-
-    def still_left(self, routed: RoutedBatch) -> RoutedBatch:
-        """Return a batch as it is for one more lease of the step: taken, if an earlier one has it."""
-        is_taken = any(
-            each.routed is not None and each.routed.folder.path == routed.folder.path for each in self._leases
-        )
-        return replace(routed, is_taken=is_taken)
-
-    def hold(self, lease: StepLease) -> None:
-        """Settle a lease when the step has ended."""
-        self._leases.append(lease)
-
-    def worked(self, numbers: LeaseNumbers) -> None:
-        """Add the numbers of a block that ended well to the materializations or outputs of the step."""
-        self._work = numbers if self._work is None else self._work + numbers
-        add_metadata(self.context, self._work.metadata())
-
-    def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
-        """Take note of a lease that has ended, and report it.
-
-        Args:
-            lease: The lease.
-            text: The outcome of its messages, for people.
-            numbers: The same in numbers.
-            problems: The refused settlements.
-        """
-        self._leases.remove(lease)
-        self._problems += problems
-        self._numbers = numbers if self._numbers is None else self._numbers + numbers
-        self._attributes = lease.attributes
-        report_event(self.context, text, numbers.metadata())
-
-    def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
-        """Take an event of the run.
-
-        Raises:
-            Exception: The step is about to succeed, and must not: SQS refused to settle messages, or a lease was not
-                entered.
-        """
-        event = entry.dagster_event
-        if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
-            return
-        # Later events of this step belong to a retry in the same process: its attempt has a StepEnd of its own.
-        self._is_over = True
-        if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
-            self._succeeded(instance)
-        else:
-            is_retried = event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY
-            self._failed(instance, entry, is_retried=is_retried)
-
-    def _succeeded(self, instance: dg.DagsterInstance) -> None:
-        for lease in tuple(self._leases):
-            lease.settle(None, is_tried_again=False)
-        if self._numbers is not None and self._attributes is not None:
-            try:
-                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
-            except Exception:
-                # The messages are settled; the work must not fail because they cannot be counted.
-                logger.exception("The assets of step %s have no numbers of its leases", self._key)
-        if self.not_entered:
-            self._problems.append(
-                TypeError(
-                    f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
-                    "`with queue.lease(context) as batch:`"
-                )
-            )
-        if self._problems:
-            first, *others = self._problems
-            for other in others:
-                first.add_note(str(other))
-            raise first
-
-    def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
-        error = step_exception(self.context) or StepFailedError(f"step {self._key} failed")
-        is_tried_again = bool(self._leases) and (
-            is_retried or repetition(instance, self.context.run) is not Repetition.NO
-        )
-        for lease in tuple(self._leases):
-            lease.settle(error, is_tried_again=is_tried_again)
-        for problem in self._problems:
-            warn_in_log(instance, entry, str(problem))
-
-
-def lease_made(context: Context) -> StepEnd | None:
-    """Take note that a lease was made in a step, which must be entered by ``with``.
-
-    Args:
-        context: The context of the op or asset.
-
-    Returns:
-        The end of the attempt at the step; None if its function is called directly.
-    """
-    key = step_key(context)
-    if key is None:
-        return None
-    end = listening(context, StepEnd(context, key))
-    end.not_entered += 1
-    return end

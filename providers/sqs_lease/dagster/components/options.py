@@ -6,6 +6,7 @@ The scaffolders are here too: `dg scaffold` writes a ``defs.yaml`` for a compone
 # No postponed annotations here: Dagster reads the annotations of these models.
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -22,43 +23,23 @@ from sqs_lease.sqs.validation import queue_reference
 _TEMPLATES: Final = Path(__file__).parent
 
 
-class TemplateScaffolder(dg.Scaffolder):
-    """The scaffolder of a component, without state: a subclass names its template, a file beside this one."""
+def scaffolder(template: str) -> type[dg.Scaffolder]:
+    """Return the scaffolder of a component, which writes a template, a file beside this one."""
 
-    template: str = ""
+    class TemplateScaffolder(dg.Scaffolder):
+        """The scaffolder of a component, by a template."""
 
-    def scaffold(self, request: dg.ScaffoldRequest) -> None:
-        """Write the template; in Python format, Dagster's usual text."""
-        if request.scaffold_format != "yaml":
-            dg.scaffold_component(request, {})
-            return
-        text = (_TEMPLATES / self.template).read_text(encoding="utf-8").replace("TYPE", request.type_name)
-        file = request.target_path / "defs.yaml"
-        file.write_text(f"{file.read_text(encoding='utf-8')}---\n{text}" if request.append else text, encoding="utf-8")
+        def scaffold(self, request: dg.ScaffoldRequest) -> None:
+            """Write the template; in Python format, Dagster's usual text."""
+            if request.scaffold_format != "yaml":
+                dg.scaffold_component(request, {})
+                return
+            text = (_TEMPLATES / template).read_text(encoding="utf-8").replace("TYPE", request.type_name)
+            file = request.target_path / "defs.yaml"
+            before = f"{file.read_text(encoding='utf-8')}---\n" if request.append else ""
+            file.write_text(f"{before}{text}", encoding="utf-8")
 
-
-class QueueScaffolder(TemplateScaffolder):
-    """The scaffolder of a queue."""
-
-    template = "queue.yaml"
-
-
-class FunctionScaffolder(TemplateScaffolder):
-    """The scaffolder of an asset by a Python function."""
-
-    template = "function.yaml"
-
-
-class IngestionScaffolder(TemplateScaffolder):
-    """The scaffolder of an asset by Spark."""
-
-    template = "ingestion.yaml"
-
-
-class BacklogSensorScaffolder(TemplateScaffolder):
-    """The scaffolder of a sensor."""
-
-    template = "backlog_sensor.yaml"
+    return TemplateScaffolder
 
 
 COMPONENT: Final = "component"
@@ -75,12 +56,17 @@ def errors_at_their_keys(schema: dict[str, Any]) -> None:
     schema |= {"if": {"type": "object"}, "then": dict(keys)}
 
 
-def _at_least(minimum: int, number: float | None, info: ValidationInfo) -> float | None:
-    # Not a constraint of the field, because Dagster would check that against a template, too.
-    # The condition also refuses NaN, which compares false with everything.
-    if number is not None and not minimum <= number < math.inf:
-        raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
-    return number
+def _at_least(minimum: int) -> Callable[[float | None, ValidationInfo], float | None]:
+    """Return the validator of a number, which may be None."""
+
+    def check(number: float | None, info: ValidationInfo) -> float | None:
+        # Not a constraint of the field, because Dagster would check that against a template, too.
+        # The condition also refuses NaN, which compares false with everything.
+        if number is not None and not minimum <= number < math.inf:
+            raise ValueError(f"{info.field_name} must be at least {minimum}, not {number}")
+        return number
+
+    return check
 
 
 def errors_at_keys_of_a_queue(schema: dict[str, Any]) -> None:
@@ -125,15 +111,8 @@ class QueueOptions(dg.Model, dg.Resolvable):
 
     def resource(self) -> SqsQueueResource:
         """Return the queue that is named here, as a resource."""
-        return SqsQueueResource(
-            queue=str(self.name),
-            region_name=self.region_name,
-            endpoint_url=self.endpoint_url,
-            profile_name=self.profile_name,
-            role_arn=self.role_arn,
-            use_ssl=self.use_ssl,
-            verify=self.verify,
-        )
+        settings = type(self).model_fields.keys() & SqsQueueResource.model_fields.keys()
+        return SqsQueueResource(queue=str(self.name), **{name: getattr(self, name) for name in settings})
 
 
 class LeaseOptions(dg.Model, dg.Resolvable):
@@ -202,10 +181,7 @@ class RetryOptions(dg.Model, dg.Resolvable):
     max_retries: int = Field(default=1, description="Most retries.")
     delay_seconds: float | None = Field(default=None, description="How long to wait before a retry.")
 
-    @field_validator("max_retries", "delay_seconds")
-    @classmethod
-    def _is_none_or_more(cls, number: float | None, info: ValidationInfo) -> float | None:
-        return _at_least(0, number, info)
+    _is_none_or_more = field_validator("max_retries", "delay_seconds")(_at_least(0))
 
 
 class BacklogSensorOptions(dg.Model, dg.Resolvable):
@@ -229,15 +205,8 @@ class BacklogSensorOptions(dg.Model, dg.Resolvable):
             "default_status": dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED,
         }
 
-    @field_validator("min_messages", "max_concurrent_runs", "minimum_interval_seconds")
-    @classmethod
-    def _is_some(cls, number: int, info: ValidationInfo) -> float | None:
-        return _at_least(1, number, info)
-
-    @field_validator("max_wait_seconds")
-    @classmethod
-    def _is_no_past(cls, number: float | None, info: ValidationInfo) -> float | None:
-        return _at_least(0, number, info)
+    _is_some = field_validator("min_messages", "max_concurrent_runs", "minimum_interval_seconds")(_at_least(1))
+    _is_no_past = field_validator("max_wait_seconds")(_at_least(0))
 
 
 class BacklogCheckOptions(dg.Model, dg.Resolvable):
@@ -250,7 +219,4 @@ class BacklogCheckOptions(dg.Model, dg.Resolvable):
         default=0, description="How many messages may be in the dead-letter queue; 0 by default."
     )
 
-    @field_validator("max_visible", "max_dead_letters")
-    @classmethod
-    def _is_none_or_more(cls, number: int | None, info: ValidationInfo) -> float | None:
-        return _at_least(0, number, info)
+    _is_none_or_more = field_validator("max_visible", "max_dead_letters")(_at_least(0))

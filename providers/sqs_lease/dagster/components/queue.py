@@ -11,15 +11,14 @@ from sqs_lease.dagster._internals import component_at
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.components.options import (
     BacklogSensorOptions,
-    BacklogSensorScaffolder,
     QueueOptions,
-    QueueScaffolder,
     errors_at_keys_of_a_queue,
+    scaffolder,
 )
 from sqs_lease.dagster.resource import SqsQueueResource
 
 
-@dg.scaffold_with(QueueScaffolder)
+@dg.scaffold_with(scaffolder("queue.yaml"))
 class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
     """A queue that assets, jobs, sensors and other components share.
 
@@ -49,10 +48,6 @@ class SqsQueueComponent(dg.Component, dg.Model, dg.Resolvable):
 def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQueueResource:
     """Return the resource of a queue that a component names, by its settings or by another component.
 
-    Args:
-        queue: The queue's settings.
-        context: The load context of the component that names it.
-
     Raises:
         ValueError: There is nothing at ``queue.component``.
         TypeError: There is another component.
@@ -68,7 +63,7 @@ def resource_of(queue: QueueOptions, context: dg.ComponentLoadContext) -> SqsQue
     return found.get_resource()
 
 
-@dg.scaffold_with(BacklogSensorScaffolder)
+@dg.scaffold_with(scaffolder("backlog_sensor.yaml"))
 class SqsBacklogSensorComponent(dg.Component, BacklogSensorOptions):
     """A sensor that starts runs of assets when messages wait; the runs receive. See ``build_sqs_backlog_sensor``."""
 

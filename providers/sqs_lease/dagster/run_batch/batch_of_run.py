@@ -24,11 +24,13 @@ deadline has passed, and the router removes the directory a day later.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -36,8 +38,9 @@ from uuid import uuid4
 import dagster as dg
 
 from sqs_lease.batch_files.manifest_extra import require_manifests
+from sqs_lease.blocking import LeaseBlock
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster._internals import Context
 from sqs_lease.dagster.run_batch.folder import (
     BatchFolder,
     BatchFolderError,
@@ -50,6 +53,8 @@ from sqs_lease.sqs.validation import queue_reference
 
 if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 BATCH_TAG: Final = "sqs_lease/batch"
 """The run's tag with the directory of its batch, an absolute path."""
@@ -71,10 +76,17 @@ HANDOFF_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """A batch that the run worker holds for a run: its directory, and the messages that were found there."""
+    """A batch that the run worker holds for a run.
+
+    Attributes:
+        folder: Its directory.
+        manifest: The messages that were found there.
+        run_worker: The run worker, if it started this process for a step.
+    """
 
     folder: BatchFolder
     manifest: Manifest
+    run_worker: BaseProcess | None
 
 
 def write_worker(folder: BatchFolder) -> None:
@@ -89,18 +101,26 @@ def write_worker(folder: BatchFolder) -> None:
 def is_of_run_worker(folder: BatchFolder) -> bool:
     """Whether this process is the run worker that holds a batch, or one that the worker started for a step.
 
+    Raises:
+        OSError: The worker's file cannot be read.
+    """
+    return folder.get(_WORKER) == _process(os.getpid()) or run_worker(folder) is not None
+
+
+def run_worker(folder: BatchFolder) -> BaseProcess | None:
+    """Return the run worker that holds a batch, if it started this process for a step; else None.
+
     The multiprocess executor starts steps by ``multiprocessing``. Those in containers and on other machines are
-    programs of their own.
+    programs of their own. A run worker has a parent too: Dagster's code server, which it outlives on purpose.
 
     Raises:
         OSError: The worker's file cannot be read.
     """
     parent = multiprocessing.parent_process()
-    ours = [os.getpid()] + ([] if parent is None or parent.pid is None else [parent.pid])
-    return any(folder.get(_WORKER) == _process(pid) for pid in ours)
+    return parent if parent is not None and folder.get(_WORKER) == _process(parent.pid) else None
 
 
-def _process(pid: int) -> bytes:
+def _process(pid: int | None) -> bytes:
     """Name a process, among those of all machines."""
     return f"{socket.gethostname()} {pid}".encode()
 
@@ -152,28 +172,25 @@ class RoutedBatch:
         return written, tuple(messages)
 
 
-def batch_of_run(context: Context, queue: str) -> HeldBatch | RoutedBatch | None:
+def batch_of_run(context: Context, key: str | None, queue: str) -> HeldBatch | RoutedBatch | None:
     """Return the batch of a queue that was received for a run; None if the step has to receive itself.
 
     Args:
-        context: The context of an op or asset of the run.
+        context: The context of the op or asset.
+        key: The step's key; None if its function is called directly.
         queue: The queue's name, ARN or URL.
 
     Raises:
         BatchFolderError: The batch cannot be read, or the run's worker holds it and did not start this process.
         ModuleNotFoundError: The extra ``manifest`` is not installed.
     """
-    key = step_key(context)
     if (uri := _held_uri(context, key)) is not None:
         require_manifests("The batch of a run", "dagster,manifest")
         folder = BatchFolder(uri)
         manifest = folder.manifest()
         if is_same_queue(queue, manifest.queue_url):
-            return HeldBatch(folder, manifest)
-    routed = None if key is None else routed_batch_of(context.run)
-    return (
-        routed if routed is not None and is_same_queue(queue, context.run.tags.get(ROUTED_QUEUE_TAG, queue)) else None
-    )
+            return HeldBatch(folder, manifest, run_worker(folder))
+    return None if key is None else routed_batch_of(context.run, queue)
 
 
 def _held_uri(context: Context, key: str | None) -> str | None:
@@ -204,12 +221,7 @@ def _held_uri(context: Context, key: str | None) -> str | None:
 
 
 def is_same_queue(one: str, other: str) -> bool:
-    """Whether two names, ARNs or URLs can be of one queue.
-
-    Args:
-        one: A queue.
-        other: Another one, or the same.
-    """
+    """Whether two names, ARNs or URLs can be of one queue."""
     if one == other:
         return True
     ours, theirs = queue_reference(one), queue_reference(other)
@@ -225,25 +237,19 @@ def _account(queue: str) -> str | None:
     return before if before.isdigit() else None
 
 
-def routed_batch_of(run: dg.DagsterRun) -> RoutedBatch | None:
-    """Return the batch that a router wrote for a run; None if there is no batch.
-
-    Args:
-        run: The run.
-    """
+def routed_batch_of(run: dg.DagsterRun, queue: str) -> RoutedBatch | None:
+    """Return the batch that a router of this queue wrote for a run; None if there is no such batch."""
     uri = run.tags.get(ROUTED_TAG)
-    return None if uri is None else RoutedBatch(BatchFolder(uri), run.run_id)
+    if uri is None or not is_same_queue(queue, run.tags.get(ROUTED_QUEUE_TAG, queue)):
+        return None
+    return RoutedBatch(BatchFolder(uri), run.run_id)
 
 
 def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> RoutedBatch | None:
     """Return the batch that the executor of a failed run passed on to the run that repeats it; None if it is gone.
 
-    Dagster copies the tags of a run to the one that repeats it, and with them the path of the batch.
-
-    Args:
-        run: The run that repeats another one.
-        workspace: The workspace of the executor: nothing outside of it is read.
-        queue: The queue's name, ARN or URL.
+    Dagster copies the tags of a run to the one that repeats it, and with them the path of the batch. Nothing outside of
+    the executor's workspace is read.
 
     Raises:
         OSError: It cannot be read.
@@ -263,6 +269,28 @@ def passed_on_batch_of(run: dg.DagsterRun, workspace: str, queue: str) -> Routed
     return passed_on
 
 
+def pass_on(block: LeaseBlock, folder: BatchFolder, error: BaseException) -> int | None:
+    """Pass the held messages of a lease on to the next attempt, and end the lease.
+
+    Args:
+        block: The block of the lease.
+        folder: The directory of the batch, where the next attempt finds them.
+        error: The exception that ended the work: messages that it does not concern are settled.
+
+    Returns:
+        How many messages are passed on; None if that failed, which is logged: they are visible when their leases end.
+    """
+    try:
+        written = block.pass_on(error, HANDOFF_SECONDS)
+        if written is None:
+            return None
+        write_leases(folder, written)
+    except Exception:
+        logger.exception("The messages of %s cannot be passed on, and come back in %g s", folder, HANDOFF_SECONDS)
+        return None
+    return len(written.leases)
+
+
 def write_leases(folder: BatchFolder, written: WrittenBatch) -> None:
     """Write the leases of a batch, after its messages were written.
 
@@ -278,14 +306,7 @@ def read_written(folder: BatchFolder) -> WrittenBatch | None:
     Raises:
         OSError: They cannot be read, and may be later.
     """
-    content = folder.get(LEASES)
-    if content is None:
-        return None
-    try:
-        return WrittenBatch.decode(content.decode())
-    except ValueError:
-        # The error is left out, because its text may quote a receipt handle.
-        return None
+    return folder.decoded(LEASES, lambda content: WrittenBatch.decode(content.decode()))
 
 
 def is_over(written: WrittenBatch) -> bool:

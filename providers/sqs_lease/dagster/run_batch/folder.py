@@ -19,16 +19,15 @@ is imported when they are written or read.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -40,12 +39,11 @@ if TYPE_CHECKING:
     from sqs_lease.batch_files.manifest import Manifest
 
 
-def check_workspace(workspace: object, owner: str) -> None:
-    """Check a workspace when it is set.
+_T = TypeVar("_T")
 
-    Args:
-        workspace: An absolute path.
-        owner: The object that it is the workspace of, for the error.
+
+def check_workspace(workspace: object, owner: str) -> None:
+    """Check a workspace when it is set; ``owner`` is what takes it, for the error.
 
     Raises:
         TypeError: It is not a string.
@@ -173,11 +171,7 @@ class PieceOfWork:
 
 
 class BatchFolder:
-    """The directory of one batch.
-
-    Args:
-        path: The directory.
-    """
+    """The directory of one batch."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -233,19 +227,8 @@ class BatchFolder:
         Raises:
             OSError: It cannot be written.
         """
-        content = {
-            "name": work.name,
-            "attempt": work.attempt,
-            "is_over": work.is_over,
-            "failed": dict(work.failed),
-            "raised": None
-            if work.raised is None
-            else {"errors": work.raised.errors, "message_ids": work.raised.message_ids},
-            "errors": dict(work.errors),
-            "done": sorted(work.done),
-            "released": sorted(work.released),
-        }
-        self.put(_file_name(work.name), json.dumps(content).encode())
+        # The names in the file are those of the class.
+        self.put(_file_name(work.name), msgspec.json.encode(work, order="deterministic"))
 
     def read(self, name: str) -> PieceOfWork | None:
         """Return the report of a piece of work; None if it did not begin.
@@ -300,6 +283,22 @@ class BatchFolder:
         except FileNotFoundError:
             return None
 
+    def decoded(self, name: str, decode: Callable[[bytes], _T]) -> _T | None:
+        """Return a file's content, decoded; None if there is no such file, or it is damaged.
+
+        Args:
+            name: The file.
+            decode: Decodes it. Its error is left out, because its text may quote a receipt handle.
+
+        Raises:
+            OSError: It cannot be read, and may be later.
+        """
+        content = self.get(name)
+        try:
+            return None if content is None else decode(content)
+        except (ValueError, msgspec.DecodeError, RecursionError):
+            return None
+
     def remove(self) -> None:
         """Remove the directory and all its files; it need not be there.
 
@@ -325,7 +324,6 @@ class BatchFolder:
 
     def _decoded(self, name: str, content: bytes) -> PieceOfWork:
         try:
-            # The names in the file are those of the class.
             return msgspec.json.decode(content, type=PieceOfWork)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BatchFolderError(

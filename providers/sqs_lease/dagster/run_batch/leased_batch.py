@@ -20,13 +20,14 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
-from sqs_lease.dagster._internals import Context, run_worker, step_key
+from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
@@ -42,20 +43,19 @@ EXIT_CODE: Final = 70
 
 
 @contextmanager
-def ended_with_run_worker() -> Iterator[None]:
-    """Within the block, end this process if it is a step's and its run worker ends.
+def _ended_with(run_worker: BaseProcess | None) -> Iterator[None]:
+    """Within the block, end this process, which is a step's, if its run worker ends.
 
     First the step is interrupted, as when its run is terminated, so that it also stops its own child processes, such as
     the one behind a Pipes client. After :data:`INTERRUPTED_SECONDS` the process exits at once in any case: code that
     catches the interruption, or that it does not reach, must not go on.
     """
-    worker = run_worker()
-    if worker is None:
+    if run_worker is None:
         yield
         return
     left, leave = multiprocessing.Pipe(duplex=False)
     thread = threading.Thread(
-        target=_watch, args=(worker.sentinel, left), name="sqs-lease run worker watch", daemon=True
+        target=_watch, args=(run_worker.sentinel, left), name="sqs-lease run worker watch", daemon=True
     )
     thread.start()
     try:
@@ -105,6 +105,9 @@ class RunBatch(LeasedBatch):
     If Dagster retries the step, its releases are forgotten: the next attempt gets those messages again. Failed messages
     are not given to later attempts, nor to steps that begin afterwards.
 
+    Arguments and errors are those of :class:`LeasedBatch`, but for ``SettlementError``: no call is made. All methods
+    that settle raise ``OSError`` if the report cannot be written.
+
     Attributes:
         batch_id: Names the batch.
     """
@@ -139,82 +142,33 @@ class RunBatch(LeasedBatch):
         """Return at once: settlements are already written down, and sent to SQS when the run ends."""
 
     def succeed(self, messages: Messages) -> None:
-        """Succeed messages in this step: a retry of it does not get them, and its exceptions do not fail them.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
+        """Succeed messages in this step: a retry of it does not get them, and its exceptions do not fail them."""
         self._settle(messages, lambda work, ids: replace(work, done=work.done | ids))
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
-        """Fail messages for good: the failure rule settles them when the run ends, even if other steps succeed.
-
-        Args:
-            messages: Messages of this batch, or their ids.
-            reason: The reason, for people; it becomes a message attribute of dead-lettered messages.
-            errors: The classes of the exception that failed them, as for :meth:`LeasedBatch.fail`.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
-
-        def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
-            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
-            return replace(
-                work, failed={**work.failed, **dict.fromkeys(ids, reason)}, errors={**work.errors, **classes}
-            )
-
-        self._settle(messages, failed)
+        """Fail messages for good: the failure rule settles them when the run ends, even if other steps succeed."""
+        self._fail({each.message_id: reason for each in self._chosen(messages)}, errors)
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
-        """Fail messages for good, each for a reason of its own.
+        """Fail messages for good, each for a reason of its own; see :meth:`fail`."""
+        self._fail(reasons, ())
 
-        Args:
-            reasons: By message id; see :meth:`fail`.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
-
+    def _fail(self, reasons: Mapping[str, str], errors: Sequence[str]) -> None:
         def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
             new = {message_id: reason for message_id, reason in reasons.items() if message_id in ids}
-            return replace(work, failed={**work.failed, **new})
+            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
+            return replace(work, failed={**work.failed, **new}, errors={**work.errors, **classes})
 
         self._settle(list(reasons), failed)
 
     def release(self, messages: Messages) -> None:
-        """Release messages that were not processed and are not at fault: they are visible again when the run ends.
-
-        Raises:
-            KeyError: One is not of this batch.
-            RuntimeError: The block has ended.
-            OSError: It cannot be written down.
-        """
+        """Release messages that were not processed and are not at fault: they are visible again when the run ends."""
         self._settle(messages, lambda work, ids: replace(work, released=work.released | ids))
 
     def report(self) -> LeaseReport:
         """Report all messages as held: they are settled only when the run ends."""
-        count = len(self)
-        return LeaseReport(
-            received=count,
-            held=count,
-            deleted=0,
-            released=0,
-            dead_lettered=0,
-            expired=0,
-            lost=0,
-            failed=0,
-            extensions=0,
-            extension_calls=0,
-            late=0,
-            uncertain=0,
-        )
+        nothing = dict.fromkeys((each.name for each in fields(LeaseReport)), 0)
+        return LeaseReport(**{**nothing, "received": len(self), "held": len(self)})
 
     def failed(self) -> dict[str, str]:
         """Return the reasons of the failed messages so far, by message id."""
@@ -286,7 +240,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     """
     folder = held.folder
     work, is_rest = _begun(context, folder)
-    with ended_with_run_worker():
+    with _ended_with(held.run_worker):
         # Messages that failed, in any step and any attempt, are no longer worked on.
         failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)

@@ -129,12 +129,7 @@ def _ended_the_step(piece: PieceOfWork, end: StepEnd) -> bool:
 
 
 class StepEnds:
-    """The ends of a run's steps, by the events of its executor.
-
-    Args:
-        run_id: The run.
-        upstream: The steps that each step waits for, by key.
-    """
+    """The ends of a run's steps, by the events of its executor; ``upstream`` has the steps that each step waits for."""
 
     def __init__(self, run_id: str, upstream: Mapping[str, Collection[str]]) -> None:
         self._run_id = run_id
