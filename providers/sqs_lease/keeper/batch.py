@@ -91,7 +91,7 @@ class LeaseReport:
     expired: int
     lost: int
     failed: int
-    """Leases that SQS did not settle as asked: their messages come back. It is no count of work that failed."""
+    """Leases that SQS did not settle as asked: their messages come back. Failed work is not counted here."""
     extensions: int
     """Confirmed extensions, counted per message."""
     extension_calls: int
