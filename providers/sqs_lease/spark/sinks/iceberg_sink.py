@@ -129,7 +129,7 @@ class IcebergTable(SparkTable):
     needs: ClassVar[str] = "Iceberg's jar and settings and the table's catalog"
 
     def require_version(self) -> None:
-        """Refuse an Iceberg that is too old, whoever brought its jar.
+        """Refuse an Iceberg that is too old, also one of a platform.
 
         Raises:
             TableError: It is too old, or does not tell its version.
