@@ -48,11 +48,9 @@ from typing import Any, Final
 
 import msgspec
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, seal, unseal
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal, unseal
 from sqs_lease.airflow.connection import AwsConnection
-from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Never, RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
@@ -127,27 +125,6 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, mes
     except BaseException:
         batch.adopt(leases[adopted:], messages[adopted:])
         raise
-
-
-async def note_end(receiving: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
-    """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins later.
-
-    That try still has the receipt handles, and the older note says that the leases hold: it would extend and settle
-    the leases of other consumers. So all leases that are held now count as lost for it.
-
-    Args:
-        receiving: The task that received: the note is its XCom, because Airflow deletes the XComs of the keeper's task
-            when that begins again.
-        batch_id: The batch.
-        messages: How many messages it has.
-        progress: The settlements so far.
-    """
-    settled = {**dict.fromkeys(range(messages), Outcome.LOST), **progress.settled}
-    note = replace(progress, settled=settled, certain_until=None, batch_id=batch_id)
-    try:
-        await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
-    except CommsError as error:
-        logger.warning("It cannot be written that the batch of %s has ended: %s", receiving, error)
 
 
 LEASE_KEY: Final = "lease"

@@ -835,10 +835,10 @@ class BatchProgress:
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
         return {**counts, "messages": by_outcome}
 
-    def note(self) -> Progress:
+    def _note_now(self) -> Progress:
         """Return the note as it is now: the settlements, the deadline of the leases, and the counts."""
         until = self._batch.certain_until()
-        self._note = Progress(
+        return Progress(
             self._settled,
             None if until is None else until + self._clock.wall() - self._clock.now(),
             self._inherited.batch_id,
@@ -846,10 +846,19 @@ class BatchProgress:
             self._status,
             self._clock.wall(),
         )
-        return self._note
 
-    def note_for_next_try(self, written: WrittenBatch) -> Progress:
-        """Return the note for the keeper's next try, when this one has stopped holding the batch.
+    async def write_end(self) -> None:
+        """Write down that the batch was settled or is about to be given back, for a try of its keeper that comes later.
+
+        That try still has the receipt handles, and the older note says that the leases hold: it would extend and settle
+        the leases of other consumers. So all leases that are held now count as lost for it.
+        """
+        settled = {**dict.fromkeys(range(len(self.positions)), Outcome.LOST), **self._settled}
+        self._note = replace(self._note_now(), settled=settled, certain_until=None)
+        await self._write("It cannot be written that the batch has ended: %s")
+
+    async def write_for_next_try(self, written: WrittenBatch) -> None:
+        """Write the note for the keeper's next try, when this one has stopped holding the batch.
 
         Args:
             written: The leases that it held. Decisions on them that were not carried out are made by the next try.
@@ -858,7 +867,8 @@ class BatchProgress:
         settled = {position: outcome for position, outcome in self._settled.items() if position not in held}
         in_doubt = any(lease.doubtful for lease in written.leases)
         until = None if in_doubt else min((lease.deadline for lease in written.leases), default=None)
-        return replace(self.note(), settled=settled, certain_until=until, written_at=written.written_at)
+        self._note = replace(self._note_now(), settled=settled, certain_until=until, written_at=written.written_at)
+        await self._write("How long the leases last cannot be written for the keeper's next try: %s")
 
     async def write_settled(self) -> None:
         """Write the note before messages are settled, or after SQS refused that. Its deadlines stay as they were."""
@@ -879,7 +889,7 @@ class BatchProgress:
         shown = self.counts()
         self._shown, self._shown_at = _settled_counts(shown), self._clock.now()
         self._status = await self._status_now(shown)
-        self.note()
+        self._note = self._note_now()
         await self._write("The deadline of the leases cannot be written; they are extended anyway: %s")
 
     async def _write(self, otherwise: str) -> None:

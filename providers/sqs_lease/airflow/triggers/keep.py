@@ -42,21 +42,12 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.handover import (
-    HANDED_KEY,
-    LEASE_KEY,
-    HandedLease,
-    OtherKeyError,
-    adopt,
-    hand_on,
-    note_end,
-)
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, adopt, hand_on
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
 from sqs_lease.airflow.settlement.settler import (
     AFTER_STALL_SECONDS,
-    PROGRESS_KEY,
     Progress,
     Settler,
     read_progress,
@@ -241,7 +232,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
         # If this task is cleared later, with failed work for example, its next try finds that all is settled.
-        await note_end(self._receiving(task), self._handed.batch_id, self._handed.messages, settler.progress.note())
+        await settler.progress.write_end()
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
@@ -332,7 +323,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
             # In a cleared run this note would replace the one about the new batch.
             if then is _AfterAction.RELEASE:
-                await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
+                await settler.progress.write_end()
             await self._release(batch, handed)
         elif then is _AfterAction.EXTEND:
             await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
@@ -342,16 +333,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
     async def _leave_to_the_next_try(
         self, task: RunOfTask, batch: Batch, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
     ) -> None:
-        receiving = self._receiving(task)
         written = await hand_on(batch, handed.policy, self.handoff_timeout_seconds, keepers.clock)
-        note = settler.progress.note_for_next_try(written)
+        await settler.progress.write_for_next_try(written)
         left = replace(handed, written=written, messages=len(written.leases))
         try:
-            await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
             # Read by the sensor if it is cleared before this task begins again.
-            await publish(task, HANDED_KEY, left.encode(receiving), patience_seconds=0)
+            await publish(task, HANDED_KEY, left.encode(self._receiving(task)), patience_seconds=0)
         except CommsError as error:
-            logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
+            logger.warning("A sensor that is cleared now will not find what this keeper held: %s", error)
 
     async def _decide_after_action(
         self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
