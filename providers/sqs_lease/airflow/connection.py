@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -102,13 +102,7 @@ class AwsConnection:
 
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return {
-            "aws_conn_id": self.aws_conn_id,
-            "region_name": self.region_name,
-            "verify": self.verify,
-            "botocore_config": self.botocore_config,
-            "queue_region": self.queue_region,
-        }
+        return asdict(self)
 
     @classmethod
     def decode(cls, plain: Mapping[str, Any]) -> Self:

@@ -20,7 +20,7 @@ each try of the keeper, and when the receiving task itself begins again, there i
 know yet that a run was cleared may still write a note. So each names its batch, and readers ignore notes about other
 batches.
 
-**The page** *SQS leases* shows the :class:`BatchStatus` in the note, and before the first note the one that the
+**The page** *SQS leases* shows the :func:`batch_status` in the note, and before the first note the one that the
 keeper's task wrote (:data:`KEEPS_KEY`). For the page alone, the note is written only when something was settled. The
 status has neither message ids nor bodies nor receipt handles, and only the page reads it.
 
@@ -633,7 +633,7 @@ class Progress:
         written_at: When that was written, in seconds since the epoch.
         batch_id: The batch; None if the note does not say.
         counts: Other counts so far, by their names in the report: extensions, and leases that lapsed.
-        status: The status for the page of leases alone, see :class:`BatchStatus`.
+        status: The status for the page of leases alone, see :func:`batch_status`.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
@@ -719,33 +719,29 @@ def _letters(settled: Mapping[int, Outcome]) -> str:
     return "".join(letters)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStatus:
-    """The status of a batch; times are in seconds since the epoch.
+def batch_status(
+    queue_url: str,
+    counts: Mapping[str, int],
+    oldest_received_at: float | None = None,
+    renew_at: float | None = None,
+    deadline: float | None = None,
+) -> dict[str, Any]:
+    """Return the status of a batch as plain values; times are in seconds since the epoch.
 
-    Attributes:
+    Args:
         queue_url: The queue.
         counts: The messages by outcome, with the names of the keeper's report.
         oldest_received_at: When the oldest held lease was received; None if all leases have ended.
         renew_at: When the next lease is to be extended; None if no further extension will be made.
         deadline: When the first lease ends unless it is extended; None if all leases have ended.
     """
-
-    queue_url: str
-    counts: Mapping[str, int]
-    oldest_received_at: float | None = None
-    renew_at: float | None = None
-    deadline: float | None = None
-
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "queue_url": self.queue_url,
-            "counts": {name: self.counts[name] for name in _SHOWN_COUNTS if name in self.counts},
-            "oldest_received_at": _whole(self.oldest_received_at),
-            "renew_at": _whole(self.renew_at),
-            "deadline": _whole(self.deadline),
-        }
+    # In whole seconds, because small differences between the two clocks must not count as news.
+    times = {"oldest_received_at": oldest_received_at, "renew_at": renew_at, "deadline": deadline}
+    return {
+        "queue_url": queue_url,
+        "counts": {name: counts[name] for name in _SHOWN_COUNTS if name in counts},
+        **{name: None if at is None else round(at) for name, at in times.items()},
+    }
 
 
 class BatchProgress:
@@ -932,13 +928,13 @@ class BatchProgress:
         def wall(at: float | None) -> float | None:
             return None if at is None else at + ahead
 
-        return BatchStatus(
+        return batch_status(
             self._batch.queue_url,
             counts,
             wall(self._batch.oldest_received_at()),
             wall(outlook.renew_at),
             wall(outlook.deadline),
-        ).encode()
+        )
 
 
 def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> str | None:
@@ -981,8 +977,3 @@ def _settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 def _field(outcome: Outcome) -> str:
     return outcome.value.replace("-", "_")
-
-
-def _whole(seconds: float | None) -> int | None:
-    """Round to seconds, because small differences between the two clocks must not count as news."""
-    return None if seconds is None else round(seconds)
