@@ -64,7 +64,9 @@ _ENOUGH_SHARE: Final = 0.5
 """A lease counts as not extended if it lasts for less than this share of the requested time."""
 
 
-async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock) -> WrittenBatch:
+async def hand_on(
+    batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock, *, hold_on: bool = False
+) -> WrittenBatch:
     """Stop holding a batch for its keeper: extend it once, and say until when its messages stay invisible.
 
     Args:
@@ -72,11 +74,12 @@ async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Cl
         policy: Its policy.
         seconds: The hand-off timeout: how long each lease lasts at least, where SQS extends it.
         clock: The batch's clock.
+        hold_on: Whether it is held until its caller forgets it, see :meth:`Batch.pass_on`.
 
     Returns:
         The batch as its keeper adopts it.
     """
-    written = await batch.pass_on(seconds)
+    written = await batch.pass_on(seconds, hold_on=hold_on)
     if not written.leases:
         return written
     until = min(lease.deadline for lease in written.leases)

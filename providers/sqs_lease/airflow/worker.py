@@ -34,7 +34,6 @@ from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.messages import Lease
-from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.batch import Batch, EventListener
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
@@ -163,15 +162,10 @@ class WorkerLease:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
 
-        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
-            self.batch = keeper.open_batch(
-                queue_url, policy=policy, on_event=self._happened, batch_id=self.options.batch_id
-            )
-            return self.batch
-
         self._collector = collector = await Collector.open(
-            self.options, keeper, self._transport, open_batch, self._task, self._received_in, self.clock
+            self.options, keeper, self._task, self._happened, self._received_in
         )
+        self.batch = collector.batch
         if self._given_back:
             collector.stop()
         found = await collector.collect(self.clock.wall() + wait_seconds)

@@ -400,14 +400,14 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
         in_doubt = any(lease.doubtful for lease in to_hold)
-        batch = shared_keeper.open_batch(
+        batch = shared_keeper.keeper.open_batch(
             handed.queue_url,
-            Never(visibility=handed.policy.visibility_seconds)
+            policy=Never(visibility=handed.policy.visibility_seconds)
             if in_doubt and await self._is_over(task)
             else handed.policy,
-            self._happened,
-            PublishedMessages(receiving, handed.manifest_uri),
-            handed.batch_id,
+            on_event=self._happened,
+            message_source=PublishedMessages(receiving, handed.manifest_uri),
+            batch_id=handed.batch_id,
         )
         if (meanwhile := self._batch) is not None:
             meanwhile.forget()
@@ -469,8 +469,9 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             except NoAnswerError as error:
                 if keepers.clock.now() >= hold_from and self._batch is None:
                     logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
-                    source = PublishedMessages(receiving, handed.manifest_uri)
-                    self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, _ignore, source)
+                    self._batch = shared_keeper.keeper.open_batch(
+                        handed.queue_url, policy=handed.policy, on_event=_ignore
+                    )
                     await adopt(self._batch, written, keepers.rounds)
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
@@ -64,7 +64,6 @@ from sqs_lease.airflow.triggers.shared import (
     shielded,
     triggerer_keepers,
 )
-from sqs_lease.clock import Clock
 from sqs_lease.core import policies
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent
@@ -72,9 +71,8 @@ from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backof
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
-from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError
 from sqs_lease.keeper.endings import cancelled_once
-from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.options import LeaseOptions
@@ -83,7 +81,6 @@ from sqs_lease.keeper.telemetry import trace_of, traceparent_here
 from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
@@ -188,19 +185,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         """Receive until there is a batch; return None when the time is up without one."""
         shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
 
-        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
-            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, batch_id=self.options.batch_id)
-            return self._batch
-
-        collector = await Collector.open(
-            self.options,
-            shared_keeper.keeper,
-            shared_keeper.transport,
-            open_batch,
-            task,
-            traceparent_here(),
-            keepers.clock,
-        )
+        collector = await Collector.open(self.options, shared_keeper.keeper, task, self._happened, traceparent_here())
+        self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None
 
     async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
@@ -272,7 +258,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
         shared_keeper = await self._acquired(keepers, handed.connection)
-        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened)
+        self._batch = shared_keeper.keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=self._happened)
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
@@ -308,9 +294,6 @@ _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
 
 
-OpenBatch: TypeAlias = Callable[[str, RenewalPolicy], Batch]
-"""Opens the batch, by its queue's URL and its policy."""
-
 Published: TypeAlias = tuple[HandedLease, dict[str, Any], BatchValue]
 """A batch for its keeper, the same as plain values, and the return value of the receiving task."""
 
@@ -328,73 +311,58 @@ class Collector:
         self,
         options: ReceiveOptions,
         keeper: Keeper,
-        open_receiver: Callable[[], Receiver],
-        open_batch: OpenBatch,
+        receiving: RunOfTask,
+        queue_url: str,
         policy: RenewalPolicy,
         opened_filter: OpenFilter | None,
-        receiving: RunOfTask,
+        on_event: EventListener,
         received_in: str,
-        clock: Clock,
     ) -> None:
-        self._receiver = open_receiver()
-        self.queue_url = self._receiver.queue_url
+        self.queue_url = queue_url
         self.policy = policy
+        self.batch = keeper.open_batch(queue_url, policy=policy, on_event=on_event, batch_id=options.batch_id)
         self._options = options
         self._lease = options.lease()
         self._keeper = keeper
-        self._open_receiver = open_receiver
-        self._open_batch = open_batch
+        self._clock = keeper.clock
+        self._receiver = self._open_receiver()
         self._filter = opened_filter
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
         self._receiving = receiving
         self._received_in = received_in
-        self._clock = clock
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
         self._bytes_left: int | None = None
         self._stopped = False
-        self.batch = open_batch(self.queue_url, policy)
 
     @classmethod
     async def open(
-        cls,
-        options: ReceiveOptions,
-        keeper: Keeper,
-        transport: Transport,
-        open_batch: OpenBatch,
-        receiving: RunOfTask,
-        received_in: str,
-        clock: Clock,
-    ) -> Collector:
+        cls, options: ReceiveOptions, keeper: Keeper, receiving: RunOfTask, on_event: EventListener, received_in: str
+    ) -> Self:
         """Look up the queue, and decide how to hold its messages.
 
         Args:
             options: The options of the batch.
             keeper: Holds the received messages.
-            transport: How the queue is reached.
-            open_batch: Opens the batch with that keeper.
             receiving: The task that receives.
+            on_event: Called with each event of the batch's leases.
             received_in: The task's span, as W3C trace context.
-            clock: The keeper's clock.
 
         Raises:
             SqsError: The queue cannot be used.
             ValueError: An option is out of range, or ``queue`` is not a queue name, URL or ARN.
         """
-        queue_url = await transport.queue_url(options.queue)
-        attributes = await transport.queue_attributes(queue_url)
+        queue_url = await keeper.transport.queue_url(options.queue)
+        attributes = await keeper.transport.queue_attributes(queue_url)
         policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: it does no harm if a lease lasts longer than its policy assumes.
-        visibility_seconds = math.ceil(policy.visibility_seconds)
-        open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
-        return cls(options, keeper, open_receiver, open_batch, policy, opened, receiving, received_in, clock)
+        return cls(options, keeper, receiving, queue_url, policy, opened, on_event, received_in)
 
     async def collect(self, wait_until: float) -> bool:
         """Receive until the batch has messages, or the time is up.
@@ -448,17 +416,15 @@ class Collector:
     async def hand_on(self) -> Published:
         """Extend every lease once by the hand-off timeout, and make the batch publishable.
 
-        The batch is held, without calls, until it was published, so that messages that Airflow refuses can be given
-        back.
+        The batch is held until it was published, so that messages that Airflow refuses can be given back.
 
         Raises:
             PayloadError: The batch cannot be stored.
         """
         contents = {message.receipt: message for message in self.batch.messages()}
-        written = await hand_on(self.batch, self.policy, self._options.handoff_timeout_seconds, self._clock)
+        seconds = self._options.handoff_timeout_seconds
+        written = await hand_on(self.batch, self.policy, seconds, self._clock, hold_on=True)
         messages = [contents[lease.receipt] for lease in written.leases]
-        self.batch = self._open_batch(self.queue_url, self.policy)
-        await adopt(self.batch, written.leases_now(self._clock, self.queue_url), RoundLimiter(), messages)
         connection = AwsConnection.decode(self._options.connection)
         trace = await trace_of(messages, self._received_in)
         handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)
@@ -486,6 +452,13 @@ class Collector:
         """Stop receiving: a collection under way ends with its messages so far, when its polls are answered."""
         self._stopped = True
         self._receiver.stop()
+
+    def _open_receiver(self) -> Receiver:
+        # Rounded up: it does no harm if a lease lasts longer than its policy assumes.
+        visibility_seconds = math.ceil(self.policy.visibility_seconds)
+        return Receiver(
+            self._keeper.transport, self.queue_url, visibility_seconds=visibility_seconds, clock=self._clock
+        )
 
     def _received(self, reception: Reception, aside: Batch) -> None:
         if self._filter is None:

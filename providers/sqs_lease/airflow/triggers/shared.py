@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from sqs_lease.airflow.airflow_api.polling import StatePoller
@@ -42,8 +42,7 @@ from sqs_lease.airflow.airflow_api.requests import request_limiter, stats
 from sqs_lease.airflow.connection import CLIENTS, AwsConnection, load_client_code, open_transport
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
@@ -67,34 +66,11 @@ GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class SharedKeeper:
-    """A keeper, its transport, and the number of its users. Made by :meth:`TriggererKeepers.acquire`."""
+    """A keeper and the number of its users. Made by :meth:`TriggererKeepers.acquire`."""
 
     connection: AwsConnection
     keeper: Keeper
-    transport: Transport
     users: int = 0
-
-    def open_batch(
-        self,
-        queue_url: str,
-        policy: RenewalPolicy,
-        listener: EventListener,
-        source: MessageSource | None = None,
-        batch_id: str | None = None,
-    ) -> Batch:
-        """Open a batch.
-
-        It runs in a separate context: the keeper's calls serve many triggers, so their log lines must not go to one.
-        """
-        opened = partial(
-            self.keeper.open_batch,
-            queue_url,
-            policy=policy,
-            on_event=listener,
-            message_source=source,
-            batch_id=batch_id,
-        )
-        return Context().run(opened)
 
 
 class TriggererKeepers:
@@ -150,8 +126,10 @@ class TriggererKeepers:
                         clock=self.clock,
                         meter=self._meter,
                         quiet_after_stall_seconds=QUIET_AFTER_STALL_SECONDS,
+                        # Its calls serve many triggers, so their log lines must not go to one.
+                        context=Context(),
                     )
-                    self._keepers[connection] = SharedKeeper(connection, keeper, transport)
+                    self._keepers[connection] = SharedKeeper(connection, keeper)
                     if self._measuring is None or self._measuring.done():
                         self._measuring = self.loop.create_task(
                             self._measure(), name="sqs-lease metrics", context=Context()
@@ -166,7 +144,7 @@ class TriggererKeepers:
         if shared.users == 0:
             del self._keepers[shared.connection]
             await shared.keeper.close(Leaving.NOTHING)
-            await shared.transport.aclose()
+            await shared.keeper.transport.aclose()
 
     async def _measure(self) -> None:
         gauges = Gauges()

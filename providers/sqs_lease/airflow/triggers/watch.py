@@ -240,7 +240,7 @@ class _Poll:
         if self._shared_keeper is None:
             with translate_client_errors(self._queue):
                 self._shared_keeper = await self._keepers.acquire(self._connection)
-        transport = self._shared_keeper.transport
+        transport = self._shared_keeper.keeper.transport
         if self._queue_url is None:
             self._queue_url = await transport.queue_url(self._queue)
         counted = await transport.queue_attributes(self._queue_url)
