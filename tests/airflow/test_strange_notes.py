@@ -96,7 +96,6 @@ OPTIONS: Final = {
     "policy": encode_policy(Growing(visibility=30)),
     "max_messages": 10,
     "linger_seconds": 1.0,
-    "deferred_at": 1.7e9,
     "expires_at": 1.7e9,
     "skip_when_expired": True,
     "keeper_task_id": "keeper",

@@ -153,7 +153,6 @@ def receive_trigger(
         "policy": encode_policy(Growing(visibility=30.0) if policy is None else policy),
         "max_messages": 10,
         "linger_seconds": 1.0,
-        "deferred_at": clock.wall(),
         "expires_at": clock.wall() + timeout_seconds,
         "skip_when_expired": False,
         "keeper_task_id": KEEP.task_id,

@@ -285,7 +285,6 @@ class SqsLeaseSensor(BaseSensorOperator):
         except _ReceiveError as error:
             # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
             raise error.failure from error
-        options = replace(options, deferred_at=SystemClock().wall())
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
         return self.defer(
             trigger=SqsLeaseReceiveTrigger(asdict(options)),
@@ -434,7 +433,6 @@ class SqsLeaseSensor(BaseSensorOperator):
             # Decided by max_messages, not by the size of a batch: its work must not get a list today and a reference
             # tomorrow.
             payload = default_payload()
-        now = SystemClock().wall()
         return ReceiveOptions(
             queue=self.queue_url,
             batch_id=uuid.uuid4().hex,
@@ -442,8 +440,7 @@ class SqsLeaseSensor(BaseSensorOperator):
             policy=self.policy,
             max_messages=max_messages,
             linger_seconds=self.linger_seconds,
-            deferred_at=now,
-            expires_at=now + self.timeout,
+            expires_at=SystemClock().wall() + self.timeout,
             skip_when_expired=bool(self.soft_fail or self.never_fail),
             keeper_task_id=self._keeper().task_id,
             handoff_timeout_seconds=self.handoff_timeout_seconds,

@@ -16,14 +16,13 @@ policy says so. It ends in one of these ways:
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
@@ -54,13 +53,11 @@ from sqs_lease.airflow.settlement.settler import (
     why_it_fails,
 )
 from sqs_lease.airflow.triggers.shared import (
-    DEFERRAL_SECONDS,
-    SharedKeeper,
+    LeaseTrigger,
     TriggererKeepers,
     last_calls,
     raises_type_errors_only,
     shielded,
-    triggerer_keepers,
 )
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import LeaseEvent, Outcome
@@ -68,7 +65,7 @@ from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
-from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
 
@@ -110,7 +107,7 @@ class _AfterAction(Enum):
     LEAVE = "another trigger has it, or may have it: forget it"
 
 
-class SqsLeaseKeeperTrigger(BaseTrigger):
+class SqsLeaseKeeperTrigger(LeaseTrigger):
     """The trigger that keeps and settles one batch.
 
     Args:
@@ -140,7 +137,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         tried_before: bool = False,
         ends_in_worker: bool = False,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.lease = lease
         self.receive_task_id = receive_task_id
         self.work = work
@@ -152,14 +149,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.ends_in_worker = ends_in_worker
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
-        self._keepers: TriggererKeepers | None = None
-        self._shared_keeper: SharedKeeper | None = None
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
         self._received_at = 0.0  # the first message, in seconds since the epoch
         self._extended_at = 0.0  # when all messages were extended without the note, in seconds since the epoch
-        self._lease_log = LeaseLog("its queue")
-        self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -180,11 +173,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Keep the leases until each is settled, then end the task."""
-        task = run_of(self.task_instance)
-        self._log_context = contextvars.copy_context()
-        self._keepers = keepers = triggerer_keepers()
-        began_at = keepers.clock.now()
-        await keepers.ready()
+        task, keepers = await self._begin()
         signals = self._signals(task)
         try:
             handed = await load_lease(self.lease, self._receiving(task))
@@ -192,14 +181,13 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             # This triggerer has another Fernet key. A worker could read the leases when the task deferred, so a worker
             # gives them back; they are not held meanwhile.
             logger.error("%s", error)  # noqa: TRY400 - the text has the cause and the remedy
-            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            await self._deferral_was_noticed()
             yield TriggerEvent({"error": str(error), "give_back": True})  # type: ignore[no-untyped-call]
             return
-        self._lease_log = LeaseLog(handed.queue_url)
         if not isinstance(self.on_lost, str):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
-        self._shared_keeper = await keepers.acquire(handed.connection)
-        self._settler = settler = await self._adopt(task, handed, keepers, self._shared_keeper, signals)
+        keeper = await self._use(keepers, handed.connection, handed.queue_url)
+        self._settler = settler = await self._adopt(task, handed, keepers, keeper, signals)
         self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Deleted, because with many keepers a second copy of the leases slows the garbage collector.
@@ -224,7 +212,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 await asyncio.Event().wait()
         if self._losses is not None:
             await self._losses.told()
-        self._lease_log.flush()
         report = settler.progress.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
         try:
@@ -238,8 +225,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.error("%s", problem)
         in_worker = problem is not None or self.ends_in_worker
         if in_worker:
-            # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
-            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            await self._deferral_was_noticed()
         await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
         # After a TaskFailedEvent Airflow would retry the task, which would then succeed with nothing to keep. So a
@@ -263,29 +249,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts()
         )
 
-    @shielded
-    async def cleanup(self) -> None:
+    async def _let_go(self) -> None:
         """Extend the held leases once and release nothing: the next process adopts them.
 
         A note cannot be written here: when a triggerer stops, its supervisor no longer answers the triggers. After a
         stall nothing is extended: another triggerer may hold the leases by now.
         """
-        keepers, shared_keeper = self._keepers, self._shared_keeper
         batch, self._batch = self._batch, None
-        self._lease_log.flush()
-        try:
-            if keepers is not None and batch is not None:
-                if self._stood_still(keepers):
-                    batch.forget()
-                else:
-                    await last_calls(batch, batch.pass_on(self.handoff_timeout_seconds))
-            if keepers is not None and shared_keeper is not None:
-                await keepers.release(shared_keeper)
-        except Exception:
-            # Airflow drops what cleanup() raises.
-            logger.exception("The keeper's trigger could not be ended properly")
-        finally:
-            self._shared_keeper = None
+        if batch is None or self._keepers is None:
+            return
+        if self._stood_still(self._keepers):
+            batch.forget()
+        else:
+            await last_calls(batch, batch.pass_on(self.handoff_timeout_seconds))
 
     @shielded
     async def on_kill(self) -> None:
@@ -387,12 +363,12 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         task: RunOfTask,
         handed: HandedLease,
         keepers: TriggererKeepers,
-        shared_keeper: SharedKeeper,
+        keeper: Keeper,
         signals: FailureSignals | None,
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
         receiving = self._receiving(task)
-        progress = await self._progress(receiving, handed, keepers, shared_keeper)
+        progress = await self._progress(receiving, handed, keepers, keeper)
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
         written = self._with_extensions(progress.newest(handed.written), keepers.clock)
@@ -400,7 +376,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
         in_doubt = any(lease.doubtful for lease in to_hold)
-        batch = shared_keeper.keeper.open_batch(
+        batch = keeper.open_batch(
             handed.queue_url,
             policy=Never(visibility=handed.policy.visibility_seconds)
             if in_doubt and await self._is_over(task)
@@ -452,7 +428,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
     async def _progress(
-        self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
+        self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper
     ) -> Progress:
         """Read the progress note: the settlements so far, and the deadline of the leases.
 
@@ -469,9 +445,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             except NoAnswerError as error:
                 if keepers.clock.now() >= hold_from and self._batch is None:
                     logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
-                    self._batch = shared_keeper.keeper.open_batch(
-                        handed.queue_url, policy=handed.policy, on_event=_ignore
-                    )
+                    self._batch = keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=_ignore)
                     await adopt(self._batch, written, keepers.rounds)
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
@@ -497,8 +471,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         return [WorkTask(**arguments) for arguments in self.work]
 
     def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
-        self._log_context.run(self._lease_log.happened, event)
+        super()._happened(event)
         if self._settler is not None:
             self._settler.happened(event)
         if self._losses is not None:

@@ -20,7 +20,6 @@ behind it in its group are released and come after it.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import math
 from collections import Counter
@@ -31,7 +30,7 @@ from random import Random
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from airflow.sdk.configuration import conf
-from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.requests import (
     RETURN_VALUE_KEY,
@@ -40,7 +39,6 @@ from sqs_lease.airflow.airflow_api.requests import (
     RunOfTask,
     publish,
     pull,
-    run_of,
 )
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
@@ -57,16 +55,12 @@ from sqs_lease.airflow.payload import (
     why_unpublishable,
 )
 from sqs_lease.airflow.triggers.shared import (
-    DEFERRAL_SECONDS,
-    SharedKeeper,
+    LeaseTrigger,
     TriggererKeepers,
     last_calls,
-    shielded,
-    triggerer_keepers,
 )
 from sqs_lease.core import policies
 from sqs_lease.core.calls import Verdict
-from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
@@ -74,11 +68,9 @@ from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_fail
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import trace_of, traceparent_here
-from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.validation import FIFO_SUFFIX
@@ -95,7 +87,7 @@ FAILED: Final = "failed"
 """Status of the event when a retry may help."""
 
 
-class SqsLeaseReceiveTrigger(BaseTrigger):
+class SqsLeaseReceiveTrigger(LeaseTrigger):
     """The trigger that receives one batch.
 
     Args:
@@ -103,15 +95,11 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.options = ReceiveOptions(**options)
-        self._keepers: TriggererKeepers | None = None
-        self._shared_keeper: SharedKeeper | None = None
         self._batch: Batch | None = None  # until it was handed on
         self._stored: HandedLease | None = None
         self._is_written = False
-        self._lease_log = LeaseLog(self.options.queue)
-        self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -119,10 +107,7 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for messages and end the task: with them, skipped, or by resuming it to fail."""
-        task = run_of(self.task_instance)
-        self._log_context = contextvars.copy_context()
-        self._keepers = keepers = triggerer_keepers()
-        await keepers.ready()
+        task, keepers = await self._begin()
         try:
             if await self._was_handed_on(task, keepers):
                 yield TaskSuccessEvent()
@@ -130,39 +115,30 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             collector = await self._received(task, keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
-            yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
+            yield await self._failure(FAILED_FOR_GOOD if for_good else FAILED, str(error))
             return
         except ValueError as error:
-            yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
+            yield await self._failure(FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
             return
         if collector is None:
             if self.options.skip_when_expired:
                 logger.info("No message of %s came in time: skipping", self.options.queue)
                 yield TaskSkippedEvent()
             else:
-                yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
+                yield await self._failure(TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
             await self._hand_on(task, collector)
         except PayloadError as error:
             # Given back here, because the trigger ends seconds later.
             await self._give_back()
-            yield await self._failure(keepers, FAILED, str(error))
+            yield await self._failure(FAILED, str(error))
             return
         yield TaskSuccessEvent()
 
-    @shielded
-    async def cleanup(self) -> None:
+    async def _let_go(self) -> None:
         """Release messages that were received but not handed on."""
-        try:
-            await self._give_back()
-            if self._keepers is not None and self._shared_keeper is not None:
-                await self._keepers.release(self._shared_keeper)
-        except Exception:
-            # Airflow drops what cleanup() raises.
-            logger.exception("The sensor's trigger could not be ended properly")
-        finally:
-            self._shared_keeper = None
+        await self._give_back()
 
     async def _give_back(self) -> None:
         batch, self._batch = self._batch, None
@@ -183,17 +159,10 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
         """Receive until there is a batch; return None when the time is up without one."""
-        shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
-
-        collector = await Collector.open(self.options, shared_keeper.keeper, task, self._happened, traceparent_here())
+        keeper = await self._use(keepers, AwsConnection.decode(self.options.connection), self.options.queue)
+        collector = await Collector.open(self.options, keeper, task, self._happened, traceparent_here())
         self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None
-
-    async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
-        if self._shared_keeper is None:
-            with translate_client_errors(self.options.queue):
-                self._shared_keeper = await keepers.acquire(connection)
-        return self._shared_keeper
 
     async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
@@ -257,8 +226,8 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         if published is not None and not any(lease.doubtful for lease in leases):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
-        shared_keeper = await self._acquired(keepers, handed.connection)
-        self._batch = shared_keeper.keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=self._happened)
+        keeper = await self._use(keepers, handed.connection, handed.queue_url)
+        self._batch = keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=self._happened)
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
@@ -271,15 +240,10 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("The link to the queue cannot be published: %s", error)
 
-    async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
+    async def _failure(self, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)
-        # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
-        await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
+        await self._deferral_was_noticed()
         return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
-
-    def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
-        self._log_context.run(self._lease_log.happened, event)
 
 
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
@@ -681,7 +645,6 @@ class ReceiveOptions:
         policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
         max_messages: Most messages.
         linger_seconds: How long to wait for more after the first.
-        deferred_at: When the task deferred, in seconds since the epoch.
         expires_at: Until when to wait for a first message, in seconds since the epoch.
         skip_when_expired: Whether the task is then skipped instead of failed.
         keeper_task_id: The keeper's task in the same run.
@@ -700,7 +663,6 @@ class ReceiveOptions:
     policy: dict[str, Any]
     max_messages: int
     linger_seconds: float
-    deferred_at: float
     expires_at: float
     skip_when_expired: bool
     keeper_task_id: str

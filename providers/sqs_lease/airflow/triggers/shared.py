@@ -3,6 +3,8 @@
 This module is the only place with state in the triggerer process. The first user of a keeper opens it and the last one
 closes it, so a changed Airflow connection takes effect as soon as nothing uses the old client.
 
+:class:`LeaseTrigger` is what the triggers that hold messages have in common.
+
 :func:`shielded` runs a trigger's cleanup to completion. After a user acts on the task, or its deferral times out, the
 triggerer cancels the trigger again every second until it has ended. That would cut off everything that takes longer: a
 long poll that must come back, calls about thousands of messages, an answer from a busy supervisor.
@@ -31,21 +33,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from airflow.triggers.base import BaseTrigger
+
 from sqs_lease.airflow.airflow_api.polling import StatePoller
-from sqs_lease.airflow.airflow_api.requests import request_limiter, stats
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, request_limiter, run_of, stats
 from sqs_lease.airflow.connection import CLIENTS, AwsConnection, load_client_code, open_transport
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.events import Outcome
+from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -239,6 +245,67 @@ def shielded(method: Ending[Trigger]) -> Ending[Trigger]:
 async def _after(before: asyncio.Task[None], running: Coroutine[Any, Any, None]) -> None:
     await end_of(before)
     await running
+
+
+class LeaseTrigger(BaseTrigger):
+    """A trigger that holds the messages of one task: its keeper, its log, and its end."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._lease_log: LeaseLog | None = None
+        self._log_context = copy_context()
+        self._began_at = 0.0
+
+    async def _begin(self) -> tuple[RunOfTask, TriggererKeepers]:
+        """Wait until this trigger may begin; return its task, and what the triggers of this process share."""
+        task = run_of(self.task_instance)
+        self._log_context = copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        self._began_at = asyncio.get_running_loop().time()
+        await keepers.ready()
+        return task, keepers
+
+    async def _use(self, keepers: TriggererKeepers, connection: AwsConnection, queue: str) -> Keeper:
+        """Return the keeper of a connection, which this trigger uses until its end.
+
+        Raises:
+            SqsError: The client cannot be made.
+        """
+        if self._shared_keeper is None:
+            with translate_client_errors(queue):
+                self._shared_keeper = await keepers.acquire(connection)
+            self._lease_log = LeaseLog(queue)
+        return self._shared_keeper.keeper
+
+    async def _deferral_was_noticed(self) -> None:
+        """Wait until Airflow has noticed the end of the process that deferred, see :data:`DEFERRAL_SECONDS`."""
+        await asyncio.sleep(max(0.0, self._began_at + DEFERRAL_SECONDS - asyncio.get_running_loop().time()))
+
+    def _happened(self, event: LeaseEvent) -> None:
+        """Log what happened to one of the leases."""
+        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
+        if self._lease_log is not None:
+            self._log_context.run(self._lease_log.happened, event)
+
+    async def _let_go(self) -> None:
+        """Stop holding the messages, at the end of the trigger."""
+        raise NotImplementedError
+
+    @shielded
+    async def cleanup(self) -> None:
+        """Stop holding the messages, and using the keeper."""
+        if self._lease_log is not None:
+            self._lease_log.flush()
+        shared_keeper, self._shared_keeper = self._shared_keeper, None
+        try:
+            await self._let_go()
+            if self._keepers is not None and shared_keeper is not None:
+                await self._keepers.release(shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The trigger could not be ended properly")
 
 
 _Arguments = ParamSpec("_Arguments")
