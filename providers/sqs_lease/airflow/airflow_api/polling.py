@@ -385,30 +385,18 @@ ORPHANED_SECONDS: Final = 3600.0
 DELETES_AT_ONCE: Final = 10
 """Signals deleted between two requests for new ones; each takes the supervisor about 20 ms."""
 
-FIRST_PAUSE_SECONDS: Final = 60.0
-"""When a signal that is still there is deleted again; each pause after that is twice as long."""
-
-LONGEST_PAUSE_SECONDS: Final = 3600.0
+DELETE_AGAIN_SECONDS: Final = 60.0
+"""When a signal that is still there is deleted again."""
 
 FetchKeys: TypeAlias = Callable[[str], Awaitable[Iterable[str]]]
 DeleteKey: TypeAlias = Callable[[str], Awaitable[None]]
 Listener: TypeAlias = Callable[[frozenset[str]], None]
 
 
-@dataclass(slots=True)
-class _Deletion:
-    """A signal to delete: how often that was tried, and when to try again, by the loop's clock."""
-
-    attempts: int = 0
-    due_at: float = 0.0
-
-
 class SignalPoller:
     """The poller of signals: asks for them while there are listeners, and tells each listener about its own.
 
-    Signals that were acted upon are deleted. Airflow may confirm a deletion and do nothing, as with the variables of a
-    team, so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried
-    again, after longer and longer pauses.
+    Signals that were acted upon are deleted. One counts as deleted when a request no longer finds it.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -421,8 +409,7 @@ class SignalPoller:
         self._listeners: dict[str, list[Listener]] = {}
         self._finished: dict[str, float] = {}
         self._newly_finished = False
-        self._deletions: dict[str, _Deletion] = {}
-        self._told_of_stuck = False
+        self._deletions: dict[str, float] = {}  # when a signal is deleted, by the loop's clock; 0: not tried yet
         self._seen_at: dict[str, float] = {}
         self._news_at = -math.inf
         self._task: asyncio.Task[None] | None = None
@@ -448,7 +435,7 @@ class SignalPoller:
     def done_with(self, keys: Iterable[str]) -> None:
         """Have signals deleted that were acted upon."""
         for key in keys:
-            self._deletions.setdefault(key, _Deletion())
+            self._deletions.setdefault(key, 0.0)
 
     def finished(self, prefix: str) -> None:
         """Have all further signals with a prefix deleted: their keeper settled everything."""
@@ -456,13 +443,16 @@ class SignalPoller:
         self._newly_finished = True
 
     async def _poll(self) -> None:
-        while self._listeners or self._newly_finished or any(not one.attempts for one in self._deletions.values()):
+        while self._listeners or self._newly_finished or 0.0 in self._deletions.values():
             self._newly_finished = False
             await self._ask()
             now = asyncio.get_running_loop().time()
-            due = [key for key, deletion in self._deletions.items() if deletion.due_at <= now]
-            for key in due[:DELETES_AT_ONCE]:
-                await self._delete_signal(key, self._deletions[key])
+            for key in [key for key, due_at in self._deletions.items() if due_at <= now][:DELETES_AT_ONCE]:
+                self._deletions[key] = now + DELETE_AGAIN_SECONDS
+                try:
+                    await self._delete(key)
+                except CommsError as error:
+                    logger.info("The signal %s cannot be deleted yet: %s", key, error)
             quiet = asyncio.get_running_loop().time() - self._news_at >= FAILURES_END_SECONDS
             await asyncio.sleep(QUIET_SIGNAL_SECONDS if quiet else SIGNAL_SECONDS)
 
@@ -481,32 +471,16 @@ class SignalPoller:
             self._news_at = now
         self._seen_at = {key: self._seen_at.get(key, now) for key in keys}
         self._finished = {prefix: at for prefix, at in self._finished.items() if now - at < ORPHANED_SECONDS}
-        self._deletions = {key: deletion for key, deletion in self._deletions.items() if key in keys}
+        self._deletions = {key: due_at for key, due_at in self._deletions.items() if key in keys}
         for key in keys - self._deletions.keys():
             prefix = key[: key.index(".", len(SIGNALS_PREFIX)) + 1] if "." in key[len(SIGNALS_PREFIX) :] else ""
             if prefix in self._listeners:
                 by_prefix.setdefault(prefix, set()).add(key)
             elif prefix in self._finished or now - self._seen_at[key] > ORPHANED_SECONDS:
-                self._deletions[key] = _Deletion()
+                self._deletions[key] = 0.0
         for prefix, found in by_prefix.items():
             for listener in self._listeners[prefix]:
                 listener(frozenset(found))
-
-    async def _delete_signal(self, key: str, deletion: _Deletion) -> None:
-        if deletion.attempts and not self._told_of_stuck:
-            self._told_of_stuck = True
-            logger.warning(
-                "This triggerer cannot delete signals of failed tasks (Airflow variables that begin with %s). That "
-                "does no harm, but they pile up: delete them by hand, or set [sqs_lease] report_failures to False",
-                SIGNALS_PREFIX,
-            )
-        pause = min(FIRST_PAUSE_SECONDS * 2**deletion.attempts, LONGEST_PAUSE_SECONDS)
-        deletion.attempts += 1
-        deletion.due_at = asyncio.get_running_loop().time() + pause
-        try:
-            await self._delete(key)
-        except CommsError as error:
-            logger.info("The signal %s cannot be deleted yet: %s", key, error)
 
 
 STALL_SECONDS: Final = 10.0
