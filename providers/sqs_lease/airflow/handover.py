@@ -41,10 +41,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -227,7 +227,7 @@ class HandedLease:
         sealed = plain.get("sealed")
         if not isinstance(sealed, str) or not sealed:
             raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
-        head = _decoded_head(_opened(sealed.partition("\n")[0], receiving), receiving)
+        head = _opened(sealed.partition("\n")[0], _HEAD.decode, receiving)
         if head.made_for != [receiving.dag_id, receiving.run_id, receiving.task_id]:
             raise PayloadError(
                 f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so it is "
@@ -254,7 +254,7 @@ class HandedLease:
         leases: list[Lease] = []
         is_ours = True
         for line in sealed.splitlines():
-            batch_id, place, some = _decoded_leases(_opened(line, receiving), receiving)
+            batch_id, place, some = _opened(line, _decode_line, receiving)
             is_ours &= batch_id == self.batch_id and place == len(leases)
             leases += some
         if not is_ours or len(leases) != self.messages:
@@ -263,6 +263,8 @@ class HandedLease:
             )
         return replace(self, written=replace(self.written, leases=tuple(leases)))
 
+
+_T = TypeVar("_T")
 
 _AGAIN: Final = "clear that task with its downstream tasks to receive again"
 
@@ -306,36 +308,20 @@ def warn_if_plain(plain: Mapping[str, Any]) -> None:
         )
 
 
-def _opened(line: str, receiving: RunOfTask) -> str:
+def _decode_line(text: str) -> tuple[str, int, list[Lease]]:
+    """Decode a line of leases: their batch, the place of the first one, and the leases."""
+    batch_id, place, rows = _LINE.decode(text)
+    return batch_id, place, decode_leases(bytes(rows).decode())
+
+
+def _opened(line: str, decode: Callable[[str], _T], receiving: RunOfTask) -> _T:
+    """Decrypt and decode a line."""
     try:
-        return unseal(line)
-    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies
+        return decode(unseal(line))
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or it is not our text
         # Not the error itself: without a key its text would quote receipt handles.
         raise OtherKeyError(
             f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
             "than this one, or without one, or a user changed them. Set the same [core] fernet_key "
             "(AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
         ) from None
-
-
-def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
-    try:
-        return _HEAD.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise _unreadable(receiving) from None
-
-
-def _decoded_leases(text: str, receiving: RunOfTask) -> tuple[str, int, list[Lease]]:
-    """Decode a line: its batch, the place of its first lease, and its leases."""
-    try:
-        batch_id, place, rows = _LINE.decode(text)
-        return batch_id, place, decode_leases(bytes(rows).decode())
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise _unreadable(receiving) from None
-
-
-def _unreadable(receiving: RunOfTask) -> PayloadError:
-    return OtherKeyError(
-        f"the leases of {receiving} cannot be read: this process has another Fernet key than the one that wrote them, "
-        "or none. Set the same [core] fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
-    )
