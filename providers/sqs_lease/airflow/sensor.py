@@ -419,15 +419,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         self._check_payload()
         max_messages = self._check_max_messages()
         filtering = self._filter()
-        mapped_over = next(self.iter_mapped_dependants(), None) is not None
-        if mapped_over and self.payload is not None:
-            raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
-        longest = conf.getint("core", "max_map_length", fallback=1024)
-        if mapped_over and max_messages > longest:
-            raise AirflowFailException(
-                f"a task is mapped over up to {max_messages} messages of {self.task_id!r}, but Airflow expands a task "
-                f"to {longest} instances at most: lower max_messages, or raise [core] max_map_length"
-            )
+        try:
+            mapped_over = self.check_mapped(max_messages)
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
         payload = self.payload
         if payload is None and not mapped_over and max_messages > MAX_PUBLISHED_MESSAGES:
             # Decided by max_messages, not by the size of a batch: its work must not get a list today and a reference
@@ -450,6 +445,28 @@ class SqsLeaseSensor(BaseSensorOperator):
             unmatched=self.unmatched,
             on_failure=self._keeper().on_failure,
         )
+
+    def check_mapped(self, max_messages: int | str) -> bool:
+        """Return whether a task is mapped over the messages.
+
+        Args:
+            max_messages: Most messages of a batch; a template is not looked at.
+
+        Raises:
+            ValueError: One is, but the messages are stored, or they may be more than Airflow expands a task to.
+        """
+        mapped = next(self.iter_mapped_dependants(), None)
+        if mapped is None:
+            return False
+        if self.payload is not None:
+            raise ValueError(f"{mapped.node_id!r} is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
+        longest = conf.getint("core", "max_map_length", fallback=1024)
+        if isinstance(max_messages, int) and max_messages > longest:
+            raise ValueError(
+                f"{mapped.node_id!r} is mapped over up to {max_messages} messages, but Airflow expands a task to "
+                f"{longest} instances at most: lower max_messages of {self.task_id!r}, or raise [core] max_map_length"
+            )
+        return True
 
     def _check_that_work_begins_again(self, task_instance: Any, keeper: SqsLeaseKeeperOperator) -> None:
         """Refuse to receive for work that has begun: its success would delete messages that it has not seen."""
@@ -475,12 +492,10 @@ class SqsLeaseSensor(BaseSensorOperator):
             self.log.info("Messages of the earlier try: %s", give_back_handed(lease, run_of(task_instance)))
 
     def _filter(self) -> MessageFilter | None:
-        try:
+        with named(repr(self.task_id)):
             return MessageFilter.of(
                 self.message_filtering, self.message_filtering_match_values, self.message_filtering_config
             )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.task_id!r}: {error}") from error
 
     def _check_payload(self) -> None:
         if self.payload is not None:
@@ -495,12 +510,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         if isinstance(given, str):
             # The value of a template is a string.
             given = int(given) if given.isdecimal() else given
-        try:
+        # The task is named, because the value of a template has no line in the DAG file.
+        with named(repr(self.task_id)):
             # Another string is refused there.
             most = LeaseOptions.of(max_messages=given).max_messages  # type: ignore[arg-type]
-        except ValueError as error:
-            # The task is named, because the value of a template has no line in the DAG file.
-            raise ValueError(f"{self.task_id!r}: {error}") from error
         if most > limit:
             raise ValueError(
                 f"max_messages of {self.task_id!r} is {most}, but more than {limit} messages do not go through XCom: "
