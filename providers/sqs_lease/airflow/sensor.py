@@ -358,10 +358,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         Airflow publishes the messages once more when this task ends, because only Airflow can have tasks mapped over
         them. An error then would fail the task because of one message, each time that this is received.
         """
-        messages = holding.hand_on()
-        task_instance.xcom_push(key=LEASE_KEY, value=holding.lease)
+        lease, messages = holding.hand_on()
+        task_instance.xcom_push(key=LEASE_KEY, value=lease)
         keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
-        push_of_task(keeper, HANDED_KEY, holding.lease)
+        push_of_task(keeper, HANDED_KEY, lease)
 
         async def put(value: BatchValue) -> None:
             task_instance.xcom_push(key=RETURN_VALUE_KEY, value=value)
@@ -392,8 +392,9 @@ class SqsLeaseSensor(BaseSensorOperator):
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(text)
             raise self._failure(AirflowSensorTimeout, text)
-        context["ti"].xcom_push(key=LEASE_KEY, value=received.lease)
-        return received.messages
+        lease, messages = received
+        context["ti"].xcom_push(key=LEASE_KEY, value=lease)
+        return messages
 
     @contextmanager
     def _errors_of_the_queue(self) -> Iterator[None]:
