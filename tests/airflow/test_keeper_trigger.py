@@ -19,7 +19,7 @@ from sqs_lease.core.policies import Never
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RECEIVE, RUN_ID
 
 LOAD_WITHOUT_RETURN = WorkTask("load", returns=False)
 
@@ -269,9 +269,8 @@ def test_forty_keepers_of_a_dag_ask_once_a_second_for_all_of_them(supervisor: Sc
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        watches = [
-            triggerer.keepers.poller.watch("dag", f"run{number}", ["load", KEEP.task_id]) for number in range(40)
-        ]
+        tasks = ["load", RECEIVE.task_id, KEEP.task_id]
+        watches = [triggerer.keepers.poller.watch("dag", f"run{number}", tasks) for number in range(40)]
         for watch in watches:
             watch.__enter__()
         world.keep(triggerer)

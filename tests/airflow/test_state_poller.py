@@ -10,6 +10,7 @@ from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     MAX_RUNS_IN_REQUEST,
     QUIET_SHARE,
+    SignalPoller,
     StatePoller,
     StateWatch,
 )
@@ -35,6 +36,10 @@ class Airflow:
         if self.answer_seconds:
             await asyncio.sleep(self.answer_seconds)
         return {run: dict.fromkeys(task_ids, state) for run in run_ids if run not in self.unknown_runs}
+
+
+async def no_signals(prefix: str) -> list[str]:
+    return []
 
 
 def test_runs_of_one_dag_are_asked_for_together_and_each_watch_gets_its_own() -> None:
@@ -117,8 +122,8 @@ def test_the_longer_nothing_changes_the_more_seldom_a_dag_is_asked_for() -> None
     airflow.state = "running"
 
     async def scenario() -> None:
-        poller = StatePoller(airflow.fetch)
-        with poller.watch("dag", "a", ["t"]) as watch:
+        poller = StatePoller(airflow.fetch, SignalPoller(no_signals))
+        with poller.watch("dag", "a", ["t"], signals="signals.") as watch:
             await asyncio.sleep(10)
             assert len(airflow.questions) >= 9
             await asyncio.sleep(20)

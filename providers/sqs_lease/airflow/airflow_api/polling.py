@@ -90,13 +90,12 @@ class StateWatch:
 
     def __init__(
         self,
-        longest_pause_seconds: float,
         turn: asyncio.Semaphore,
         stalls: StallWatch,
         signal_poller: SignalPoller,
         signals_prefix: str | None,
     ) -> None:
-        self.longest_pause_seconds = longest_pause_seconds
+        self.longest_pause_seconds = LONGEST_UNSIGNALLED_SECONDS if signals_prefix is None else LONGEST_POLL_SECONDS
         self.answers = 0
         self.asked_at = 0.0
         self.signals: frozenset[str] = frozenset()
@@ -178,7 +177,6 @@ class StatePoller:
         task_ids: Collection[str],
         *,
         signals: str | None = None,
-        longest_pause_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Iterator[StateWatch]:
         """Watch the states of some tasks of a run, from the event loop, until the context ends.
 
@@ -186,11 +184,10 @@ class StatePoller:
             dag_id: The DAG.
             run_id: The run.
             task_ids: The tasks.
-            signals: The prefix of the keys of the signals to watch as well; None watches no signals.
-            longest_pause_seconds: Longest pause between two questions when no state has changed for long and answers
-                are quick. 7 s by default.
+            signals: The prefix of the keys of the signals to watch as well; None watches no signals, so the states are
+                asked for more often.
         """
-        watch = StateWatch(longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals)
+        watch = StateWatch(self._turn, self._stalls, self._signal_poller, signals)
         key = dag_id, frozenset(task_ids)
         if (watched := self._watched.get(key)) is None:
             watched = self._watched[key] = _WatchedTasks(*key, self)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
@@ -25,8 +25,6 @@ from typing import Any, Final
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.polling import (
-    LONGEST_POLL_SECONDS,
-    LONGEST_UNSIGNALLED_SECONDS,
     FailureSignals,
     are_reported,
 )
@@ -35,9 +33,9 @@ from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
     RunOfTask,
+    TaskStates,
     publish,
     pull,
-    run_of,
     task_states,
     triggerer_deletes_variables,
 )
@@ -124,6 +122,8 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         ends_in_worker: Whether a worker ends the task also when it succeeds.
     """
 
+    _receiving: RunOfTask  # from the beginning of run() on
+
     @raises_type_errors_only()
     def __init__(
         self,
@@ -173,10 +173,11 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Keep the leases until each is settled, then end the task."""
-        task, keepers = await self._begin()
-        signals = self._signals(task)
+        keepers = await self._begin()
+        task = self._task
+        self._receiving = receiving = replace(task, task_id=self.receive_task_id)
         try:
-            handed = await load_lease(self.lease, self._receiving(task))
+            handed = await load_lease(self.lease, receiving)
         except OtherKeyError as error:
             # This triggerer has another Fernet key. A worker could read the leases when the task deferred, so a worker
             # gives them back; they are not held meanwhile.
@@ -187,20 +188,14 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         if not isinstance(self.on_lost, str):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
         keeper = await self._use(keepers, handed.connection, handed.queue_url)
-        self._settler = settler = await self._adopt(task, handed, keepers, keeper, signals)
+        signals = self._signals()
+        self._settler = settler = await self._adopt(handed, keepers, keeper, signals)
         self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Deleted, because with many keepers a second copy of the leases slows the garbage collector.
         del handed
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
-        longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
-        with keepers.poller.watch(
-            task.dag_id,
-            task.run_id,
-            settler.watched_tasks(),
-            signals=listen_to,
-            longest_pause_seconds=longest,
-        ) as watch:
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             if not await settler.run(watch):
                 batch, self._batch = self._batch, None
                 if batch is not None:
@@ -286,10 +281,8 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             logger.warning("Leaving the leases alone, because earlier settlements, or those elsewhere, are not known")
             batch.forget()
             return
-        task = run_of(self.task_instance)
-        receiving = self._receiving(task)
         try:
-            then = await self._decide_after_action(task, receiving, handed, keepers)
+            then = await self._decide_after_action(handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
@@ -302,73 +295,67 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
                 await settler.progress.write_end()
             await self._release(batch, handed)
         elif then is _AfterAction.EXTEND:
-            await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
+            await self._leave_to_the_next_try(batch, handed, settler, keepers)
         else:
             batch.forget()
 
     async def _leave_to_the_next_try(
-        self, task: RunOfTask, batch: Batch, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
+        self, batch: Batch, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
     ) -> None:
         written = await hand_on(batch, handed.policy, self.handoff_timeout_seconds, keepers.clock)
         await settler.progress.write_for_next_try(written)
         left = replace(handed, written=written, messages=len(written.leases))
         try:
             # Read by the sensor if it is cleared before this task begins again.
-            await publish(task, HANDED_KEY, left.encode(self._receiving(task)), patience_seconds=0)
+            await publish(self._task, HANDED_KEY, left.encode(self._receiving), patience_seconds=0)
         except CommsError as error:
             logger.warning("A sensor that is cleared now will not find what this keeper held: %s", error)
 
-    async def _decide_after_action(
-        self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
-    ) -> _AfterAction:
+    async def _decide_after_action(self, handed: HandedLease, keepers: TriggererKeepers) -> _AfterAction:
         """Ask Airflow, until it answers, what to do with the batch. The keeper holds it meanwhile."""
         ends_at = keepers.clock.now() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._decide_by_states(task, receiving, handed)
+                return await self._decide_by_states(handed)
             except NoAnswerError as error:
                 if keepers.clock.now() >= ends_at:
                     raise
                 logger.warning("Asking again who keeps the messages: %s", error)
 
-    async def _decide_by_states(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _AfterAction:
-        states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        if begins_again(receiving, states):
+    async def _decide_by_states(self, handed: HandedLease) -> _AfterAction:
+        states = await self._states([self._task.task_id, self._receiving.task_id])
+        if begins_again(self._receiving, states):
             return _AfterAction.RELEASE_OF_CLEARED
-        state = states.get(task.task_id, "removed")
+        state = states.get(self._task.task_id, "removed")
         if state in ENDED:
-            note = await read_progress(receiving, handed.batch_id)
+            note = await read_progress(self._receiving, handed.batch_id)
             has_ended = note is not None and len(note.settled) == handed.messages
             # Airflow had moved the trigger to another triggerer, which has already noted the end of the batch.
             return _AfterAction.LEAVE if has_ended else _AfterAction.RELEASE
-        if not await self._is_still_the_runs(receiving, handed):
+        if not await self._is_still_the_runs(handed):
             return _AfterAction.RELEASE_OF_CLEARED
         return _AfterAction.LEAVE if state == "deferred" else _AfterAction.EXTEND
 
-    async def _is_still_the_runs(self, receiving: RunOfTask, handed: HandedLease) -> bool:
+    async def _states(self, task_ids: Collection[str]) -> TaskStates:
+        """Ask for the states of some tasks of the run."""
+        task = self._task
+        return (await task_states(task.dag_id, [task.run_id], task_ids)).get(task.run_id, {})
+
+    async def _is_still_the_runs(self, handed: HandedLease) -> bool:
         """Whether the receiving task still has this batch, and not another one that the keeper will get instead."""
-        lease = await pull(receiving, LEASE_KEY)
-        return lease is not None and HandedLease.decode_head(lease, receiving).batch_id == handed.batch_id
+        lease = await pull(self._receiving, LEASE_KEY)
+        return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
 
     @staticmethod
     def _stood_still(keepers: TriggererKeepers) -> bool:
         """Whether this process stood still a moment ago: Airflow may not have told it yet which triggers moved."""
         return keepers.clock.now() - keepers.poller.stalled_until() < AFTER_STALL_SECONDS
 
-    def _receiving(self, task: RunOfTask) -> RunOfTask:
-        return RunOfTask(task.dag_id, task.run_id, self.receive_task_id)
-
     async def _adopt(
-        self,
-        task: RunOfTask,
-        handed: HandedLease,
-        keepers: TriggererKeepers,
-        keeper: Keeper,
-        signals: FailureSignals | None,
+        self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper, signals: FailureSignals | None
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
-        receiving = self._receiving(task)
-        progress = await self._progress(receiving, handed, keepers, keeper)
+        progress = await self._progress(handed, keepers, keeper)
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
         written = self._with_extensions(progress.newest(handed.written), keepers.clock)
@@ -379,10 +366,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         batch = keeper.open_batch(
             handed.queue_url,
             policy=Never(visibility=handed.policy.visibility_seconds)
-            if in_doubt and await self._is_over(task)
+            if in_doubt and await self._is_over()
             else handed.policy,
             on_event=self._happened,
-            message_source=PublishedMessages(receiving, handed.manifest_uri),
+            message_source=PublishedMessages(self._receiving, handed.manifest_uri),
             batch_id=handed.batch_id,
         )
         if (meanwhile := self._batch) is not None:
@@ -390,11 +377,11 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         self._batch = batch
         await adopt(batch, to_hold, keepers.rounds)
         return Settler(
-            task,
-            receiving,
+            self._task,
+            self._receiving,
             batch,
             leases,
-            self._work_tasks(),
+            [WorkTask(**arguments) for arguments in self.work],
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
             inherited=progress,
@@ -402,11 +389,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             ordered=self.ordered,
         )
 
-    async def _is_over(self, task: RunOfTask) -> bool:
+    async def _is_over(self) -> bool:
         """Whether all work has ended: a lease in doubt is then not extended, because its message is not needed here."""
-        work = [one["task_id"] for one in self.work]
         try:
-            states = (await task_states(task.dag_id, [task.run_id], work)).get(task.run_id, {})
+            states = await self._states([work["task_id"] for work in self.work])
         except CommsError as error:
             logger.warning("Whether the work has ended cannot be read; its leases are extended: %s", error)
             return False
@@ -427,9 +413,7 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         ]
         return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
-    async def _progress(
-        self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper
-    ) -> Progress:
+    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress:
         """Read the progress note: the settlements so far, and the deadline of the leases.
 
         While Airflow does not answer, all messages are held, in a batch without events and counts.
@@ -441,7 +425,7 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         hold_from = max(keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS)
         while True:
             try:
-                return replace(await self._read_progress(receiving, handed), batch_id=handed.batch_id)
+                return replace(await self._read_progress(handed), batch_id=handed.batch_id)
             except NoAnswerError as error:
                 if keepers.clock.now() >= hold_from and self._batch is None:
                     logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
@@ -453,22 +437,20 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
                 logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
-    async def _read_progress(self, receiving: RunOfTask, handed: HandedLease) -> Progress:
-        progress = await read_progress(receiving, handed.batch_id)
+    async def _read_progress(self, handed: HandedLease) -> Progress:
+        progress = await read_progress(self._receiving, handed.batch_id)
         if progress is not None:
             return progress
-        if await self._is_still_the_runs(receiving, handed):
+        if await self._is_still_the_runs(handed):
             return Progress()
         logger.warning("The run was cleared: its messages are or were given back, so they are not taken over")
         return Progress(dict.fromkeys(range(handed.messages), Outcome.LOST))
 
-    def _signals(self, task: RunOfTask) -> FailureSignals | None:
+    def _signals(self) -> FailureSignals | None:
         if not are_reported():
             return None
+        task = self._task
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
-
-    def _work_tasks(self) -> list[WorkTask]:
-        return [WorkTask(**arguments) for arguments in self.work]
 
     def _happened(self, event: LeaseEvent) -> None:
         super()._happened(event)

@@ -24,7 +24,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -107,12 +107,12 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for messages and end the task: with them, skipped, or by resuming it to fail."""
-        task, keepers = await self._begin()
+        keepers = await self._begin()
         try:
-            if await self._was_handed_on(task, keepers):
+            if await self._was_handed_on(keepers):
                 yield TaskSuccessEvent()
                 return
-            collector = await self._received(task, keepers)
+            collector = await self._received(keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
             yield await self._failure(FAILED_FOR_GOOD if for_good else FAILED, str(error))
@@ -128,7 +128,7 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
                 yield await self._failure(TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
-            await self._hand_on(task, collector)
+            await self._hand_on(collector)
         except PayloadError as error:
             # Given back here, because the trigger ends seconds later.
             await self._give_back()
@@ -148,30 +148,30 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
             if stored is not None:
                 await remove_files(stored)
 
-    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+    async def _received(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive; when cancelled, wait for the polls under way, because only this trigger holds their messages."""
-        receiving = keepers.loop.create_task(self._receive(task, keepers))
+        receiving = keepers.loop.create_task(self._receive(keepers))
         try:
             return await asyncio.shield(receiving)
         except asyncio.CancelledError:
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+    async def _receive(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive until there is a batch; return None when the time is up without one."""
         keeper = await self._use(keepers, AwsConnection.decode(self.options.connection), self.options.queue)
-        collector = await Collector.open(self.options, keeper, task, self._happened, traceparent_here())
+        collector = await Collector.open(self.options, keeper, self._task, self._happened, traceparent_here())
         self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None
 
-    async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
+    async def _hand_on(self, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
         Once the leases are written, they are no longer this trigger's: if it is cancelled then, it may have been moved
         to another triggerer, which finds them. Messages that Airflow does not take are given back.
         """
         try:
-            await self._publish(task, *await collector.hand_on())
+            await self._publish(*await collector.hand_on())
         except asyncio.CancelledError:
             if self._is_written:
                 self._forget()
@@ -179,10 +179,10 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         except Exception as error:
             if isinstance(error, NoAnswerError | PayloadError) or self.options.payload is not None:
                 raise
-            refused = await find_refused(collector.batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
+            refused = await find_refused(collector.batch.messages(), partial(publish, self._task, RETURN_VALUE_KEY))
             if not refused or not await collector.settle_refused(refused):
                 raise
-            await self._hand_on(task, collector)
+            await self._hand_on(collector)
         else:
             self._forget()
 
@@ -191,23 +191,21 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         if batch is not None:
             batch.forget()
 
-    async def _publish(
-        self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
-    ) -> None:
-        self._stored = handed
+    async def _publish(self, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue) -> None:
+        task, self._stored = self._task, handed
         # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
         # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
         # over them (Airflow 3.3.2).
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
-        await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
+        await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # The queue was given by its name or ARN, so the task itself could not know the link.
-            await self._publish_link(task, link)
+            await self._publish_link(link)
 
-    async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
+    async def _was_handed_on(self, keepers: TriggererKeepers) -> bool:
         """Whether this try had handed its batch on before its process was killed.
 
         If only the leases were published, or if one of them has lapsed, the batch is given back instead.
@@ -215,8 +213,8 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         Airflow deletes a task's XComs when its next try begins, so the XComs that are there are of this try.
         """
         try:
-            lease, published = await pull(task, LEASE_KEY), await pull(task, RETURN_VALUE_KEY)
-            handed = None if lease is None else await load_lease(lease, task)
+            lease, published = await pull(self._task, LEASE_KEY), await pull(self._task, RETURN_VALUE_KEY)
+            handed = None if lease is None else await load_lease(lease, self._task)
         except (CommsError, PayloadError) as error:
             logger.warning("Whether this task had received messages before cannot be read; receiving: %s", error)
             return False
@@ -234,9 +232,9 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         await self._give_back()
         return False
 
-    async def _publish_link(self, task: RunOfTask, link: str) -> None:
+    async def _publish_link(self, link: str) -> None:
         try:
-            await publish(task, LINK_KEY, link, patience_seconds=0)
+            await publish(self._task, LINK_KEY, link, patience_seconds=0)
         except CommsError as error:
             logger.warning("The link to the queue cannot be published: %s", error)
 

@@ -250,6 +250,8 @@ async def _after(before: asyncio.Task[None], running: Coroutine[Any, Any, None])
 class LeaseTrigger(BaseTrigger):
     """A trigger that holds the messages of one task: its keeper, its log, and its end."""
 
+    _task: RunOfTask  # from _begin() on
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._keepers: TriggererKeepers | None = None
@@ -258,14 +260,14 @@ class LeaseTrigger(BaseTrigger):
         self._log_context = copy_context()
         self._began_at = 0.0
 
-    async def _begin(self) -> tuple[RunOfTask, TriggererKeepers]:
-        """Wait until this trigger may begin; return its task, and what the triggers of this process share."""
-        task = run_of(self.task_instance)
+    async def _begin(self) -> TriggererKeepers:
+        """Wait until this trigger may begin; return what the triggers of this process share."""
+        self._task = run_of(self.task_instance)
         self._log_context = copy_context()
         self._keepers = keepers = triggerer_keepers()
         self._began_at = asyncio.get_running_loop().time()
         await keepers.ready()
-        return task, keepers
+        return keepers
 
     async def _use(self, keepers: TriggererKeepers, connection: AwsConnection, queue: str) -> Keeper:
         """Return the keeper of a connection, which this trigger uses until its end.
