@@ -21,8 +21,8 @@ know yet that a run was cleared may still write a note. So each names its batch,
 batches.
 
 **The page** *SQS leases* shows the :func:`batch_status` in the note, and before the first note the one that the
-keeper's task wrote (:data:`KEEPS_KEY`). For the page alone, the note is written only when something was settled. The
-status has neither message ids nor bodies nor receipt handles, and only the page reads it.
+keeper's task wrote (:data:`KEEPS_KEY`). The status has neither message ids nor bodies nor receipt handles, and only the
+page reads it.
 
 **The report** is the keeper's XCom at the end: counts, and message ids by outcome if they are not too many.
 """
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -577,21 +576,19 @@ class Work:
 PROGRESS_KEY: Final = "settled"
 """The XCom key of a batch's progress; the page of leases reads it, too."""
 
-DEADLINE_NOTE_SECONDS: Final = 15.0
+NOTE_SECONDS: Final = 15.0
 """Shortest time between two notes of the leases' deadline, and the least time that should be left of a noted deadline.
 
 A trigger that takes over believes a deadline only as far as it was noted. Past a noted deadline it takes leases for
-lapsed: it does not release failed messages, and counts deletions as uncertain.
+lapsed: it does not release failed messages, and counts deletions as uncertain. The page of leases waits as long for the
+outcomes of messages.
 """
+
+FIRST_NOTE_SECONDS: Final = 5.0
+"""The same before the first note: the requests that keep the batch come first."""
 
 KEEPS_KEY: Final = "keeps"
 """The XCom key of a keeper's note: the task that received its batch, and the batch's status when the keeper began."""
-
-PAUSE_SECONDS: Final = 30.0
-"""Shortest time between two notes that are written for the page alone."""
-
-FIRST_PAUSE_SECONDS: Final = 5.0
-"""The same before the first one: the requests that keep the batch come first."""
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
@@ -613,11 +610,7 @@ _SHOWN_COUNTS: Final = (
     "late",
 )
 
-_OF_EXTENSIONS: Final = frozenset({"extensions", "late"})
-
 _HELD: Final = "-"
-
-_T = TypeVar("_T")
 
 _LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in OUTCOME_LETTERS.items()}
 
@@ -661,7 +654,10 @@ class Progress:
         Raises:
             CommsError: It is something else, so the settlements are not known.
         """
-        stored = _stored(plain or {}, _StoredProgress, PROGRESS_KEY)
+        try:
+            stored = msgspec.convert(plain or {}, _StoredProgress)
+        except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+            raise CommsError(f"the XCom {PROGRESS_KEY!r} is not what sqs-lease writes there: {error}") from None
         settled = {at: _outcome(letter) for at, letter in enumerate(stored.settled) if letter != _HELD}
         return cls(settled, stored.certain_until, stored.batch_id, stored.counts, written_at=stored.written_at)
 
@@ -682,13 +678,6 @@ class _StoredProgress(msgspec.Struct):
     batch_id: str | None = None
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     written_at: float | None = None
-
-
-def _stored(plain: object, kind: type[_T], key: str) -> _T:
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        raise CommsError(f"the XCom {key!r} is not what sqs-lease writes there: {error}") from None
 
 
 def _outcome(letter: str) -> Outcome:
@@ -772,11 +761,9 @@ class BatchProgress:
         self._refusals: Counter[str] = Counter()  # how many settlements failed, by what was said
         self._note = Progress(self._settled, batch_id=inherited.batch_id, counts=inherited.counts)
         self._is_unwritten = False
-        self._noted_extensions = 0
-        self._deadlines_due_at = -math.inf
         self._status: Mapping[str, Any] | None = None
-        self._shown: Mapping[str, int] = {}  # the counts that the page of leases shows
-        self._shown_at = clock.now() + FIRST_PAUSE_SECONDS - PAUSE_SECONDS
+        self._noted: Mapping[str, int] = {}  # the counts when the deadline was noted last
+        self._due_at = clock.now() + FIRST_NOTE_SECONDS
 
     def outcome(self, receipt: Receipt) -> Outcome | None:
         """Return how a lease ended, or is being ended; None while it is held."""
@@ -876,15 +863,17 @@ class BatchProgress:
             await self.write_settled()
 
     async def write_if_due(self) -> None:
-        """Write the note if leases were extended, so that a process that takes over may release them.
+        """Write the note if something happened, and the last one is old or its deadline is about to pass.
 
-        After settlements, it is written for the page of leases, too.
+        A process that takes over may then release the leases that were extended, and the page of leases shows the rest.
         """
-        if not self._deadlines_are_due() and not self._is_unwritten and not self._is_news_for_the_page():
+        now = self._clock.now()
+        if not self._is_unwritten and (now < self._due_at or self.counts() == self._noted):
             return
-        shown = self.counts()
-        self._shown, self._shown_at = _settled_counts(shown), self._clock.now()
-        self._status = await self._status_now(shown)
+        self._noted = self.counts()
+        seconds = self._batch.certain_seconds()
+        self._due_at = now + (NOTE_SECONDS if seconds is None else min(NOTE_SECONDS, seconds - NOTE_SECONDS))
+        self._status = await self._status_now(self._noted)
         self._note = self._note_now()
         await self._write("The deadline of the leases cannot be written; they are extended anyway: %s")
 
@@ -904,23 +893,6 @@ class BatchProgress:
             # Not a sum: leases that lapsed before count as lapsed here again, because their deadlines are not known.
             "late": max(batch.late, before.get("late", 0)),
         }
-
-    def _deadlines_are_due(self) -> bool:
-        """Whether leases were extended since the last note of deadlines, and that is old or about to pass.
-
-        After True, the deadlines count as noted.
-        """
-        extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now < self._deadlines_due_at:
-            return False
-        self._noted_extensions, self._deadlines_due_at = extensions, now + DEADLINE_NOTE_SECONDS
-        if (seconds := self._batch.certain_seconds()) is not None:
-            self._deadlines_due_at = min(self._deadlines_due_at, now + seconds - DEADLINE_NOTE_SECONDS)
-        return True
-
-    def _is_news_for_the_page(self) -> bool:
-        """Whether there were settlements or losses since the last note, and that was written some time ago."""
-        return self._clock.now() - self._shown_at >= PAUSE_SECONDS and _settled_counts(self.counts()) != self._shown
 
     async def _status_now(self, counts: Mapping[str, int]) -> dict[str, Any]:
         outlook, ahead = await self._batch.outlook(), self._clock.wall() - self._clock.now()
@@ -968,11 +940,6 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
             "timeout"
         )
     return ". ".join(reasons) or None
-
-
-def _settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the shown counts that change when messages are settled or lost, and not when leases are extended."""
-    return {name: counts[name] for name in _SHOWN_COUNTS if name in counts and name not in _OF_EXTENSIONS}
 
 
 def _field(outcome: Outcome) -> str:
