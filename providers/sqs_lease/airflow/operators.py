@@ -208,3 +208,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
         """Make it a teardown, like any operator, but one whose failure fails the run by default."""
         return super().as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)
+
+
+def keepers_of(dag: Any) -> list[SqsLeaseKeeperOperator]:
+    """Return the keepers of a DAG."""
+    return [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]

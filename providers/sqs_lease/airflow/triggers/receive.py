@@ -436,7 +436,7 @@ class Collector:
         unsorted = self._keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
         answers = await opened_filter.answers(reception.messages)
-        hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
+        hold = partial(_hold_on, unsorted.leases())
         self._keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
         undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
@@ -557,17 +557,11 @@ def _hold(reception: Reception, batch: Batch, messages: Sequence[Message]) -> No
     batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
 
-def _hold_on(
-    reception: Reception, leases: Sequence[Lease], visibility_seconds: float, batch: Batch, messages: Sequence[Message]
-) -> None:
+def _hold_on(leases: Sequence[Lease], batch: Batch, messages: Sequence[Message]) -> None:
     """Hold messages that were held during the filter; those with leases lost meanwhile are left out."""
     held = {lease.receipt: lease for lease in leases}
     messages = [message for message in messages if message.receipt in held]
-    as_received = reception.sent_at + visibility_seconds
-    if any(lease.doubtful or lease.deadline > as_received for lease in leases):
-        batch.adopt([held[message.receipt] for message in messages], messages)
-    else:
-        _hold(reception, batch, messages)
+    batch.adopt([held[message.receipt] for message in messages], messages)
 
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0
