@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -99,15 +99,6 @@ class AwsConnection:
         if config:
             _check_botocore_config(config)
         return cls(aws_conn_id, region_name, verify, config, None if region_name else _region_of(queue))
-
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any]) -> Self:
-        """Build it from what :meth:`encode` returned."""
-        return cls(**plain)
 
 
 def _check_botocore_config(config: str) -> None:

@@ -191,7 +191,7 @@ class HandedLease:
             "written_at": self.written.written_at,
             "queue_url": self.queue_url,
             "policy": encode_policy(self.policy),
-            "connection": self.connection.encode(),
+            "connection": self.connection,
             "messages": self.messages,
             "manifest_uri": self.manifest_uri,
             "leases_uri": self.leases_uri,
@@ -236,7 +236,7 @@ class HandedLease:
         return cls(
             head.queue_url,
             decode_policy(head.policy),
-            AwsConnection.decode(head.connection),
+            head.connection,
             WrittenBatch(head.batch_id, head.written_at, ()),
             head.messages,
             head.manifest_uri,
@@ -277,7 +277,7 @@ class _Head(msgspec.Struct):
     written_at: float
     queue_url: str
     policy: dict[str, Any]
-    connection: dict[str, Any]
+    connection: AwsConnection
     messages: int
     manifest_uri: str | None
     leases_uri: str | None

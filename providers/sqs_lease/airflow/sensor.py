@@ -432,7 +432,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         return ReceiveOptions(
             queue=self.queue_url,
             batch_id=uuid.uuid4().hex,
-            connection=self._aws_connection().encode(),
+            connection=asdict(self._aws_connection()),
             policy=self.policy,
             max_messages=max_messages,
             linger_seconds=self.linger_seconds,

@@ -80,7 +80,7 @@ class WorkerLease:
         self._collector: Collector | None = None
         with translate_client_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
-            self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
+            self._transport: Transport = make_transport(AwsConnection(**options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
         self._keeper: Keeper | None = None
         self._given_back = False

@@ -159,7 +159,7 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive until there is a batch; return None when the time is up without one."""
-        keeper = await self._use(keepers, AwsConnection.decode(self.options.connection), self.options.queue)
+        keeper = await self._use(keepers, AwsConnection(**self.options.connection), self.options.queue)
         collector = await Collector.open(self.options, keeper, self._task, self._happened, traceparent_here())
         self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None
@@ -387,7 +387,7 @@ class Collector:
         seconds = self._options.handoff_timeout_seconds
         written = await hand_on(self.batch, self.policy, seconds, self._clock, hold_on=True)
         messages = [contents[lease.receipt] for lease in written.leases]
-        connection = AwsConnection.decode(self._options.connection)
+        connection = AwsConnection(**self._options.connection)
         trace = await trace_of(messages, self._received_in)
         handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)
         logger.info("Received %d messages of %s", len(messages), self.queue_url)
@@ -633,7 +633,7 @@ class ReceiveOptions:
     Attributes:
         queue: The queue's URL, name or ARN.
         batch_id: Names the batch for its keeper.
-        connection: The connection to AWS, as :meth:`AwsConnection.encode` gives it.
+        connection: The fields of the :class:`AwsConnection`.
         policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
         max_messages: Most messages.
         linger_seconds: How long to wait for more after the first.
