@@ -54,7 +54,6 @@ from sqs_lease.airflow.triggers.shared import (
     LeaseTrigger,
     TriggererKeepers,
     last_calls,
-    raises_type_errors_only,
     shielded,
 )
 from sqs_lease.clock import Clock
@@ -124,7 +123,6 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
 
     _receiving: RunOfTask  # from the beginning of run() on
 
-    @raises_type_errors_only()
     def __init__(
         self,
         lease: dict[str, Any],

@@ -9,11 +9,6 @@ closes it, so a changed Airflow connection takes effect as soon as nothing uses 
 triggerer cancels the trigger again every second until it has ended. That would cut off everything that takes longer: a
 long poll that must come back, calls about thousands of messages, an answer from a busy supervisor.
 
-:func:`raises_type_errors_only` is for stored arguments. If the class of a trigger raises a TypeError, Airflow's
-triggerer logs it, gives that trigger up, and goes on. Any other error ends the triggerer and all its triggers, again
-after each restart, because the arguments are still in the database. They were valid when the DAG was parsed, but may
-not be in the triggerer: another release of this package may run there, or one without the extras of the DAG processor.
-
 The keepers' work is published as Airflow's own metrics (StatsD, Datadog or OpenTelemetry). All carry the tag ``queue``,
 the queue's name; a StatsD server without tags gets the sums over all queues.
 
@@ -32,12 +27,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.triggers.base import BaseTrigger
 
@@ -308,38 +303,6 @@ class LeaseTrigger(BaseTrigger):
         except Exception:
             # Airflow drops what cleanup() raises.
             logger.exception("The trigger could not be ended properly")
-
-
-_Arguments = ParamSpec("_Arguments")
-
-
-def raises_type_errors_only(
-    where: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> Callable[[Callable[_Arguments, None]], Callable[_Arguments, None]]:
-    """Make a trigger's ``__init__`` raise only TypeError.
-
-    Args:
-        where: Tells from the keyword arguments whether they are stored ones; by default they always are.
-    """
-
-    def decorated(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-        @wraps(init)
-        def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-            try:
-                init(*args, **kwargs)
-            except TypeError:
-                raise
-            except Exception as error:
-                if not where(kwargs):
-                    raise
-                raise TypeError(
-                    f"{type(args[0]).__name__} cannot be made from its stored arguments in this triggerer, which must "
-                    f"run the same release of sqs-lease, with the same extras, as the DAG processor: {error!r}"
-                ) from error
-
-        return guarded
-
-    return decorated
 
 
 MEASURE_SECONDS: Final = 10.0
