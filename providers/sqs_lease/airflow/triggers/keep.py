@@ -57,6 +57,7 @@ from sqs_lease.airflow.triggers.shared import (
     shielded,
 )
 from sqs_lease.clock import Clock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
@@ -65,6 +66,7 @@ from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
+from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,10 @@ settles nothing before.
 
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
+
+FIRST_CLIENT_PAUSE_SECONDS: Final = 3.0
+LONGEST_CLIENT_PAUSE_SECONDS: Final = 30.0
+"""Pauses before a client is made again that could not be made: the first, doubled each time up to the longest."""
 
 EARLIER_TRY_SECONDS: Final = 5.0
 """How long the trigger of a second or later try waits before it reads the note.
@@ -185,7 +191,7 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             return
         if not isinstance(self.on_lost, str):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
-        keeper = await self._use(keepers, handed.connection, handed.queue_url)
+        keeper = await self._use_when_possible(keepers, handed)
         signals = self._signals()
         self._settler = settler = await self._adopt(handed, keepers, keeper, signals)
         self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
@@ -227,6 +233,25 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
         else:
             yield TaskSuccessEvent()
+
+    async def _use_when_possible(self, keepers: TriggererKeepers, handed: HandedLease) -> Keeper:
+        """Return the keeper of the batch's connection; while Airflow does not give the connection, ask again.
+
+        Nothing else would keep the messages, and they last until their deadlines.
+
+        Raises:
+            SqsError: There is no client, and another try would not help.
+        """
+        pause_seconds = FIRST_CLIENT_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._use(keepers, handed.connection, handed.queue_url)
+            except SqsError as error:
+                if error.verdict is Verdict.REFUSED:
+                    raise
+                logger.warning("%s. Its messages are not extended before; trying again in %g s", error, pause_seconds)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_CLIENT_PAUSE_SECONDS)
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release all held messages: no keeper follows."""
