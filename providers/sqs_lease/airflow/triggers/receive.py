@@ -171,25 +171,29 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         to another triggerer, which finds them. Messages that Airflow does not take are given back.
         """
         try:
-            await self._publish(*await collector.hand_on())
+            while not await self._is_published(collector):
+                pass
         except asyncio.CancelledError:
-            if self._is_written:
-                self._forget()
+            if not self._is_written:
+                raise
+            self._batch = None
+            collector.batch.forget()
             raise
+        self._batch = None
+        collector.batch.forget()
+
+    async def _is_published(self, collector: Collector) -> bool:
+        """Publish the batch; or settle the messages that Airflow does not take, and return False."""
+        try:
+            await self._publish(*await collector.hand_on())
         except Exception as error:
             if isinstance(error, NoAnswerError | PayloadError) or self.options.payload is not None:
                 raise
             refused = await find_refused(collector.batch.messages(), partial(publish, self._task, RETURN_VALUE_KEY))
             if not refused or not await collector.settle_refused(refused):
                 raise
-            await self._hand_on(collector)
-        else:
-            self._forget()
-
-    def _forget(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.forget()
+            return False
+        return True
 
     async def _publish(self, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue) -> None:
         task, self._stored = self._task, handed
@@ -208,7 +212,8 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
     async def _was_handed_on(self, keepers: TriggererKeepers) -> bool:
         """Whether this try had handed its batch on before its process was killed.
 
-        If only the leases were published, or if one of them has lapsed, the batch is given back instead.
+        If only the leases were published, or a part of the messages (see :func:`find_refused`), or if a lease has
+        lapsed, the batch is given back instead.
 
         Airflow deletes a task's XComs when its next try begins, so the XComs that are there are of this try.
         """
@@ -221,7 +226,10 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         if handed is None:
             return False
         leases = handed.written.leases_now(keepers.clock, handed.queue_url)
-        if published is not None and not any(lease.doubtful for lease in leases):
+        is_whole = isinstance(published, Mapping) or (
+            isinstance(published, Sequence) and len(published) == handed.messages
+        )
+        if is_whole and not any(lease.doubtful for lease in leases):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
         keeper = await self._use(keepers, handed.connection, handed.queue_url)
