@@ -15,7 +15,7 @@ from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import AFTER_STALL_SECONDS
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import RunningTrigger, VirtualTriggerer
+from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RunningTrigger, VirtualTriggerer
 
 SILENT_WORK = WorkTask("load", returns=False)
 
@@ -92,7 +92,8 @@ def test_runs_whose_states_take_too_long_together_are_asked_for_in_smaller_group
         running = await receive_and_keep_in(triggerer, world)
         with ExitStack() as others:
             for number in range(MAX_RUNS_IN_REQUEST - 1):
-                others.enter_context(triggerer.keepers.poller.watch("dag", f"run {number}", ["load"]))
+                tasks = ["load", RECEIVE.task_id, KEEP.task_id]
+                others.enter_context(triggerer.keepers.poller.watch("dag", f"run {number}", tasks))
             SlowStates(world.supervisor, 0.0, seconds_a_run=3 * ANSWER_SECONDS / MAX_RUNS_IN_REQUEST)
             world.states["load"] = "success"
             async with asyncio.timeout(300):

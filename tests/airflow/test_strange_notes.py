@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 # isort: off
 from tests.airflow import airflow_home  # noqa: F401 - Airflow reads its configuration when it is imported
 # isort: on
@@ -92,11 +94,10 @@ def test_a_lease_on_its_way_is_opened_or_refused_without_its_handles(plain: Any)
 OPTIONS: Final = {
     "queue": "q",
     "batch_id": "b1",
-    "connection": AwsConnection().encode(),
+    "connection": asdict(AwsConnection()),
     "policy": encode_policy(Growing(visibility=30)),
     "max_messages": 10,
     "linger_seconds": 1.0,
-    "deferred_at": 1.7e9,
     "expires_at": 1.7e9,
     "skip_when_expired": True,
     "keeper_task_id": "keeper",

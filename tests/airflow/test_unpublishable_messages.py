@@ -18,11 +18,12 @@ from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import TIMED_OUT
 from sqs_lease.core.failure_rules import FailureRule, dead_letter, expire, release
+from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MessageState, memory_sqs
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID
+from tests.airflow.virtual_triggerer import RECEIVE, RUN_ID, receive_trigger
 
 PICTURE = {"DataType": "Binary", "BinaryValue": b"\x89PNG\x00\xff"}
 AS_TEXT = {"DataType": "Binary", "BinaryValue": {"base64": "iVBORwD/"}}
@@ -197,3 +198,35 @@ def test_a_sensor_goes_on_without_what_airflow_refuses_for_a_reason_that_nobody_
 
     world.run(scenario)
     assert set(receives(world).values()) == {1}
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_work_is_given_no_part_of_a_batch_when_a_triggerer_ends_while_it_looks_for_what_airflow_refuses(
+    supervisor: ScriptedComms, is_killed: bool
+) -> None:
+    world = LeasedMessages(supervisor, bodies=["a", "poison", "b", "c"])
+    searching = asyncio.Event()
+
+    def refuse_poison(request: Any) -> None:
+        if isinstance(request, SetXCom) and request.key == "return_value":
+            if "'Body': 'poison'" in str(request.value):
+                raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
+            searching.set()
+
+    async def scenario() -> None:
+        supervisor.on_request = refuse_poison
+        triggerer = world.triggerer()
+        trigger = receive_trigger(
+            "orders", world.clock, policy=Growing(visibility=180), timeout_seconds=600.0, handoff_timeout_seconds=180.0
+        )
+        running = triggerer.start(trigger, RECEIVE)
+        await searching.wait()
+        await asyncio.sleep(2 * supervisor.answer_seconds)
+        await (triggerer.kill() if is_killed else running.cancel())
+        assert (RUN_ID, RECEIVE.task_id, -1, "return_value") in supervisor.xcoms, "a part of the batch"
+        await world.triggerer("next").start(trigger, RECEIVE).ended()
+
+    world.run(scenario)
+    assert {message["Body"] for message in published(world)} == {"a", "b", "c"}
+    leases = HandedLease.decode(supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY], RECEIVE).leases
+    assert [lease.receipt.message_id for lease in leases] == [one["MessageId"] for one in published(world)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -149,11 +150,10 @@ def receive_trigger(
     """The trigger of a sensor that deferred just now."""
     defaults: dict[str, Any] = {
         "batch_id": "batch",
-        "connection": AwsConnection().encode(),
+        "connection": asdict(AwsConnection()),
         "policy": encode_policy(Growing(visibility=30.0) if policy is None else policy),
         "max_messages": 10,
         "linger_seconds": 1.0,
-        "deferred_at": clock.wall(),
         "expires_at": clock.wall() + timeout_seconds,
         "skip_when_expired": False,
         "keeper_task_id": KEEP.task_id,

@@ -16,7 +16,7 @@ BELOW = {
     "failures": {"airflow_api"},
     "filters": {"airflow_api"},
     "settlement": {"airflow_api", "failures"},
-    "handover": {"airflow_api", "connection", "settlement"},
+    "handover": {"airflow_api", "connection"},
     "payload": {"airflow_api", "handover"},
     "triggers": {"airflow_api", "connection", "filters", "settlement", "handover", "payload"},
     "page": set(),

@@ -1021,8 +1021,15 @@ BATCHES: Final = (
     Mutant(
         "a batch that is passed on goes on here",
         "keeper/batch.py",
-        "        written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)\n        self.forget()\n",
-        "        written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)\n",
+        "            self.forget()\n            return written\n",
+        "            return written\n",
+        (_PASSING_ON,),
+    ),
+    Mutant(
+        "a batch that is held on until it is written is not extended meanwhile",
+        "keeper/batch.py",
+        "            self._driver.take(self._driver.leases(receipts, self), self._policy, self)\n",
+        "            pass\n",
         (_PASSING_ON,),
     ),
     Mutant(

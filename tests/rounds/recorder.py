@@ -116,8 +116,8 @@ def _record(directory: Path) -> None:
 
     pass_on, put = Batch.pass_on, Batch._put
 
-    async def recorded_pass_on(self: Batch, seconds: float) -> WrittenBatch:
-        written = await pass_on(self, seconds)
+    async def recorded_pass_on(self: Batch, seconds: float, **options: Any) -> WrittenBatch:
+        written = await pass_on(self, seconds, **options)
         for lease in written.leases:
             write(lease.receipt, f"{os.getpid()}:{id(self)}", "writes", batch=written.batch_id)
         return written
@@ -157,8 +157,8 @@ def _falsify_deadlines(times: int) -> None:
 
     pass_on, random = Batch.pass_on, Random()
 
-    async def falsified(self: Batch, seconds: float) -> WrittenBatch:
-        written = await pass_on(self, seconds)
+    async def falsified(self: Batch, seconds: float, **options: Any) -> WrittenBatch:
+        written = await pass_on(self, seconds, **options)
         if random.random() >= 1 / times:
             return written
         later = [replace_lease(lease, deadline=lease.deadline + LATER_SECONDS) for lease in written.leases]

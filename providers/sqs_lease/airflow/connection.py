@@ -100,21 +100,6 @@ class AwsConnection:
             _check_botocore_config(config)
         return cls(aws_conn_id, region_name, verify, config, None if region_name else _region_of(queue))
 
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "aws_conn_id": self.aws_conn_id,
-            "region_name": self.region_name,
-            "verify": self.verify,
-            "botocore_config": self.botocore_config,
-            "queue_region": self.queue_region,
-        }
-
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any]) -> Self:
-        """Build it from what :meth:`encode` returned."""
-        return cls(**plain)
-
 
 def _check_botocore_config(config: str) -> None:
     """Refuse values that botocore would refuse later, when a triggerer or worker makes a client."""

@@ -14,13 +14,12 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
 
-from airflow.sdk import DAG, Asset, XComArg
-from airflow.sdk.configuration import conf
+from airflow.sdk import Asset, XComArg
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
 from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
-from sqs_lease.airflow.sensor import PAYLOAD_IS_NOT_MAPPED, SqsLeaseSensor
+from sqs_lease.airflow.sensor import SqsLeaseSensor
 from sqs_lease.airflow.settlement.lost_leases import OnLost
 from sqs_lease.airflow.settlement.rules import work_tasks
 from sqs_lease.airflow.triggers.watch import watchers_of
@@ -261,7 +260,8 @@ def sqs_lease(
             f"the body of sqs_lease({name!r}) in DAG {dag.dag_id!r} has no tasks: its messages would never be settled"
         )
     keeper_task_id = f"{name}_keeper"
-    _check_work(dag, work_task_ids, sensor, keeper_task_id)
+    work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)  # it refuses tasks that it cannot tell apart
+    sensor.check_mapped(sensor.max_messages)
     of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
     of_keeper |= _NOT_TO_WAIT
     of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
@@ -350,20 +350,6 @@ def _set_behind(sensor: SqsLeaseSensor, body: list[Any]) -> None:
     for task in body:
         if not inside & task.upstream_task_ids and sensor.task_id not in task.upstream_task_ids:
             sensor.set_downstream(task)
-
-
-def _check_work(dag: DAG, work_task_ids: list[str], sensor: SqsLeaseSensor, keeper_task_id: str) -> None:
-    work = work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)
-    per_message = [task.task_id for task in work if task.per_message]
-    if sensor.payload is not None and (mapped := next(sensor.iter_mapped_dependants(), None)) is not None:
-        raise ValueError(f"{mapped.node_id!r} is mapped over {sensor.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
-    longest = conf.getint("core", "max_map_length", fallback=1024)
-    # The sensor checks a template when it runs.
-    if per_message and isinstance(sensor.max_messages, int) and sensor.max_messages > longest:
-        raise ValueError(
-            f"{per_message[0]!r} is mapped over up to {sensor.max_messages} messages, but Airflow expands a task to "
-            f"{longest} instances at most: lower max_messages of {sensor.task_id!r}, or raise [core] max_map_length"
-        )
 
 
 if TYPE_CHECKING:

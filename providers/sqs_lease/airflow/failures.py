@@ -109,10 +109,12 @@ def _report(task_instance: Any, state: str, key: str, report: Callable[[], Any])
 
 def _report_of_work(task_instance: Any, state: str, key: str, report: Callable[[], Any]) -> None:
     from sqs_lease.airflow.airflow_api.requests import running_task_ended_as
+    from sqs_lease.airflow.operators import keepers_of
 
     if not running_task_ended_as(task_instance, state):
         return
-    keepers = _keepers_of(task_instance.task)
+    task = task_instance.task
+    keepers = [keeper for keeper in keepers_of(task.dag) if task.task_id in keeper.work_task_ids]
     if not keepers:
         return
     # A thread, because a request of a task process cannot be given a time limit.
@@ -121,16 +123,6 @@ def _report_of_work(task_instance: Any, state: str, key: str, report: Callable[[
     reporting.join(REPORT_SECONDS)
     if reporting.is_alive():
         logger.warning("Airflow did not take the report of this task's end within %g s", REPORT_SECONDS)
-
-
-def _keepers_of(task: Any) -> list[SqsLeaseKeeperOperator]:
-    from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
-
-    return [
-        other
-        for other in task.dag.task_dict.values()
-        if isinstance(other, SqsLeaseKeeperOperator) and task.task_id in other.work_task_ids
-    ]
 
 
 def _counts_as_running(task_instance: Any) -> bool:

@@ -41,18 +41,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from sqs_lease.airflow.airflow_api.requests import CommsError, RunOfTask, publish, seal, unseal
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, seal, unseal
 from sqs_lease.airflow.connection import AwsConnection
-from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
 from sqs_lease.clock import Clock
-from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Lease, Message
 from sqs_lease.core.policies import Never, RenewalPolicy
 from sqs_lease.core.specs import decode_policy, encode_policy
@@ -66,7 +64,9 @@ _ENOUGH_SHARE: Final = 0.5
 """A lease counts as not extended if it lasts for less than this share of the requested time."""
 
 
-async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock) -> WrittenBatch:
+async def hand_on(
+    batch: Batch, policy: RenewalPolicy, seconds: float, clock: Clock, *, hold_on: bool = False
+) -> WrittenBatch:
     """Stop holding a batch for its keeper: extend it once, and say until when its messages stay invisible.
 
     Args:
@@ -74,11 +74,12 @@ async def hand_on(batch: Batch, policy: RenewalPolicy, seconds: float, clock: Cl
         policy: Its policy.
         seconds: The hand-off timeout: how long each lease lasts at least, where SQS extends it.
         clock: The batch's clock.
+        hold_on: Whether it is held until its caller forgets it, see :meth:`Batch.pass_on`.
 
     Returns:
         The batch as its keeper adopts it.
     """
-    written = await batch.pass_on(seconds)
+    written = await batch.pass_on(seconds, hold_on=hold_on)
     if not written.leases:
         return written
     until = min(lease.deadline for lease in written.leases)
@@ -127,27 +128,6 @@ async def adopt(batch: Batch, leases: Sequence[Lease], rounds: RoundLimiter, mes
     except BaseException:
         batch.adopt(leases[adopted:], messages[adopted:])
         raise
-
-
-async def note_end(receiving: RunOfTask, batch_id: str, messages: int, progress: Progress) -> None:
-    """Write down that a batch was settled or is about to be given back, for a try of its keeper that begins later.
-
-    That try still has the receipt handles, and the older note says that the leases hold: it would extend and settle
-    the leases of other consumers. So all leases that are held now count as lost for it.
-
-    Args:
-        receiving: The task that received: the note is its XCom, because Airflow deletes the XComs of the keeper's task
-            when that begins again.
-        batch_id: The batch.
-        messages: How many messages it has.
-        progress: The settlements so far.
-    """
-    settled = {**dict.fromkeys(range(messages), Outcome.LOST), **progress.settled}
-    note = replace(progress, settled=settled, certain_until=None, batch_id=batch_id)
-    try:
-        await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
-    except CommsError as error:
-        logger.warning("It cannot be written that the batch of %s has ended: %s", receiving, error)
 
 
 LEASE_KEY: Final = "lease"
@@ -211,7 +191,7 @@ class HandedLease:
             "written_at": self.written.written_at,
             "queue_url": self.queue_url,
             "policy": encode_policy(self.policy),
-            "connection": self.connection.encode(),
+            "connection": self.connection,
             "messages": self.messages,
             "manifest_uri": self.manifest_uri,
             "leases_uri": self.leases_uri,
@@ -247,7 +227,7 @@ class HandedLease:
         sealed = plain.get("sealed")
         if not isinstance(sealed, str) or not sealed:
             raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
-        head = _decoded_head(_opened(sealed.partition("\n")[0], receiving), receiving)
+        head = _opened(sealed.partition("\n")[0], _HEAD.decode, receiving)
         if head.made_for != [receiving.dag_id, receiving.run_id, receiving.task_id]:
             raise PayloadError(
                 f"the XCom {LEASE_KEY!r} of {receiving} was made for another task or run and copied there, so it is "
@@ -256,7 +236,7 @@ class HandedLease:
         return cls(
             head.queue_url,
             decode_policy(head.policy),
-            AwsConnection.decode(head.connection),
+            head.connection,
             WrittenBatch(head.batch_id, head.written_at, ()),
             head.messages,
             head.manifest_uri,
@@ -274,7 +254,7 @@ class HandedLease:
         leases: list[Lease] = []
         is_ours = True
         for line in sealed.splitlines():
-            batch_id, place, some = _decoded_leases(_opened(line, receiving), receiving)
+            batch_id, place, some = _opened(line, _decode_line, receiving)
             is_ours &= batch_id == self.batch_id and place == len(leases)
             leases += some
         if not is_ours or len(leases) != self.messages:
@@ -283,6 +263,8 @@ class HandedLease:
             )
         return replace(self, written=replace(self.written, leases=tuple(leases)))
 
+
+_T = TypeVar("_T")
 
 _AGAIN: Final = "clear that task with its downstream tasks to receive again"
 
@@ -295,7 +277,7 @@ class _Head(msgspec.Struct):
     written_at: float
     queue_url: str
     policy: dict[str, Any]
-    connection: dict[str, Any]
+    connection: AwsConnection
     messages: int
     manifest_uri: str | None
     leases_uri: str | None
@@ -326,36 +308,20 @@ def warn_if_plain(plain: Mapping[str, Any]) -> None:
         )
 
 
-def _opened(line: str, receiving: RunOfTask) -> str:
+def _decode_line(text: str) -> tuple[str, int, list[Lease]]:
+    """Decode a line of leases: their batch, the place of the first one, and the leases."""
+    batch_id, place, rows = _LINE.decode(text)
+    return batch_id, place, decode_leases(bytes(rows).decode())
+
+
+def _opened(line: str, decode: Callable[[str], _T], receiving: RunOfTask) -> _T:
+    """Decrypt and decode a line."""
     try:
-        return unseal(line)
-    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies
+        return decode(unseal(line))
+    except Exception:  # noqa: BLE001 - cryptography's, which is not one of our dependencies, or it is not our text
         # Not the error itself: without a key its text would quote receipt handles.
         raise OtherKeyError(
             f"the leases of {receiving} cannot be decrypted: they were encrypted by a process with another Fernet key "
             "than this one, or without one, or a user changed them. Set the same [core] fernet_key "
             "(AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
         ) from None
-
-
-def _decoded_head(text: str, receiving: RunOfTask) -> _Head:
-    try:
-        return _HEAD.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise _unreadable(receiving) from None
-
-
-def _decoded_leases(text: str, receiving: RunOfTask) -> tuple[str, int, list[Lease]]:
-    """Decode a line: its batch, the place of its first lease, and its leases."""
-    try:
-        batch_id, place, rows = _LINE.decode(text)
-        return batch_id, place, decode_leases(bytes(rows).decode())
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise _unreadable(receiving) from None
-
-
-def _unreadable(receiving: RunOfTask) -> PayloadError:
-    return OtherKeyError(
-        f"the leases of {receiving} cannot be read: this process has another Fernet key than the one that wrote them, "
-        "or none. Set the same [core] fernet_key (AIRFLOW__CORE__FERNET_KEY) for workers and triggerers"
-    )

@@ -21,7 +21,7 @@ from airflow.sdk import XComArg, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
-from sqs_lease.airflow.operators import SqsLeaseKeeperOperator
+from sqs_lease.airflow.operators import SqsLeaseKeeperOperator, keepers_of
 from sqs_lease.airflow.payload import read_messages
 from sqs_lease.airflow.settlement.rules import ENDED
 from sqs_lease.airflow.settlement.settler import PROGRESS_KEY, Progress
@@ -112,9 +112,8 @@ def keeper_of_work(dag: Any, task_id: str, messages: XComArg) -> SqsLeaseKeeperO
         messages: The value that the task was given.
     """
     sources = {operator.task_id for operator, _ in XComArg.iter_xcom_references(messages)}
-    keepers = [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]
-    found = [keeper for keeper in keepers if keeper.receive_task_id in sources and task_id in keeper.work_task_ids]
-    return found[0] if found else None
+    found = (one for one in keepers_of(dag) if one.receive_task_id in sources and task_id in one.work_task_ids)
+    return next(found, None)
 
 
 def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int, Any] | None:
@@ -127,7 +126,7 @@ def _settled(task_instance: Any, keeper: SqsLeaseKeeperOperator) -> Mapping[int,
 
 
 def _keeper(dag: Any, lease: str) -> SqsLeaseKeeperOperator:
-    keepers = [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]
+    keepers = keepers_of(dag)
     exact = [keeper for keeper in keepers if keeper.receive_task_id == lease]
     found = exact or [keeper for keeper in keepers if keeper.receive_task_id.endswith(f".{lease}")]
     if len(found) != 1:

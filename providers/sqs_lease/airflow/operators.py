@@ -16,7 +16,7 @@ from sqs_lease.airflow.handover import LEASE_KEY, HandedLease, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.settlement.lost_leases import OnLost, encode_on_lost
 from sqs_lease.airflow.settlement.rules import work_tasks
-from sqs_lease.airflow.settlement.settler import KEEPS_KEY, BatchStatus, why_it_fails
+from sqs_lease.airflow.settlement.settler import KEEPS_KEY, batch_status, why_it_fails
 from sqs_lease.airflow.triggers.keep import REPORT_KEY, SqsLeaseKeeperTrigger, plain_work
 from sqs_lease.airflow.worker import give_back_handed, settle_locally
 from sqs_lease.core.durations import Duration, seconds_of
@@ -168,8 +168,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
                 raise AirflowFailException(f"{task}: {error_text}")
             return
         # For the page of leases: notes about the batch are XComs of the receiving task.
-        waiting = BatchStatus(handed.queue_url, {"received": handed.messages})
-        kept = {"receive_task_id": self.receive_task_id, "status": waiting.encode()}
+        waiting = batch_status(handed.queue_url, {"received": handed.messages})
+        kept = {"receive_task_id": self.receive_task_id, "status": waiting}
         task_instance.xcom_push(key=KEEPS_KEY, value=kept)
         self.queue_url = handed.queue_url  # for the link
         self.log.info("Leaving %d messages of %s to a triggerer", handed.messages, handed.queue_url)
@@ -208,3 +208,8 @@ class SqsLeaseKeeperOperator(BaseOperator):
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:
         """Make it a teardown, like any operator, but one whose failure fails the run by default."""
         return super().as_teardown(setups=setups, on_failure_fail_dagrun=on_failure_fail_dagrun)
+
+
+def keepers_of(dag: Any) -> list[SqsLeaseKeeperOperator]:
+    """Return the keepers of a DAG."""
+    return [task for task in dag.task_dict.values() if isinstance(task, SqsLeaseKeeperOperator)]

@@ -285,7 +285,6 @@ class SqsLeaseSensor(BaseSensorOperator):
         except _ReceiveError as error:
             # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
             raise error.failure from error
-        options = replace(options, deferred_at=SystemClock().wall())
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
         return self.defer(
             trigger=SqsLeaseReceiveTrigger(asdict(options)),
@@ -359,10 +358,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         Airflow publishes the messages once more when this task ends, because only Airflow can have tasks mapped over
         them. An error then would fail the task because of one message, each time that this is received.
         """
-        messages = holding.hand_on()
-        task_instance.xcom_push(key=LEASE_KEY, value=holding.lease)
+        lease, messages = holding.hand_on()
+        task_instance.xcom_push(key=LEASE_KEY, value=lease)
         keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
-        push_of_task(keeper, HANDED_KEY, holding.lease)
+        push_of_task(keeper, HANDED_KEY, lease)
 
         async def put(value: BatchValue) -> None:
             task_instance.xcom_push(key=RETURN_VALUE_KEY, value=value)
@@ -393,8 +392,9 @@ class SqsLeaseSensor(BaseSensorOperator):
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(text)
             raise self._failure(AirflowSensorTimeout, text)
-        context["ti"].xcom_push(key=LEASE_KEY, value=received.lease)
-        return received.messages
+        lease, messages = received
+        context["ti"].xcom_push(key=LEASE_KEY, value=lease)
+        return messages
 
     @contextmanager
     def _errors_of_the_queue(self) -> Iterator[None]:
@@ -420,30 +420,23 @@ class SqsLeaseSensor(BaseSensorOperator):
         self._check_payload()
         max_messages = self._check_max_messages()
         filtering = self._filter()
-        mapped_over = next(self.iter_mapped_dependants(), None) is not None
-        if mapped_over and self.payload is not None:
-            raise AirflowFailException(f"a task is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
-        longest = conf.getint("core", "max_map_length", fallback=1024)
-        if mapped_over and max_messages > longest:
-            raise AirflowFailException(
-                f"a task is mapped over up to {max_messages} messages of {self.task_id!r}, but Airflow expands a task "
-                f"to {longest} instances at most: lower max_messages, or raise [core] max_map_length"
-            )
+        try:
+            mapped_over = self.check_mapped(max_messages)
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
         payload = self.payload
         if payload is None and not mapped_over and max_messages > MAX_PUBLISHED_MESSAGES:
             # Decided by max_messages, not by the size of a batch: its work must not get a list today and a reference
             # tomorrow.
             payload = default_payload()
-        now = SystemClock().wall()
         return ReceiveOptions(
             queue=self.queue_url,
             batch_id=uuid.uuid4().hex,
-            connection=self._aws_connection().encode(),
+            connection=asdict(self._aws_connection()),
             policy=self.policy,
             max_messages=max_messages,
             linger_seconds=self.linger_seconds,
-            deferred_at=now,
-            expires_at=now + self.timeout,
+            expires_at=SystemClock().wall() + self.timeout,
             skip_when_expired=bool(self.soft_fail or self.never_fail),
             keeper_task_id=self._keeper().task_id,
             handoff_timeout_seconds=self.handoff_timeout_seconds,
@@ -453,6 +446,28 @@ class SqsLeaseSensor(BaseSensorOperator):
             unmatched=self.unmatched,
             on_failure=self._keeper().on_failure,
         )
+
+    def check_mapped(self, max_messages: int | str) -> bool:
+        """Return whether a task is mapped over the messages.
+
+        Args:
+            max_messages: Most messages of a batch; a template is not looked at.
+
+        Raises:
+            ValueError: One is, but the messages are stored, or they may be more than Airflow expands a task to.
+        """
+        mapped = next(self.iter_mapped_dependants(), None)
+        if mapped is None:
+            return False
+        if self.payload is not None:
+            raise ValueError(f"{mapped.node_id!r} is mapped over {self.task_id!r}: {PAYLOAD_IS_NOT_MAPPED}")
+        longest = conf.getint("core", "max_map_length", fallback=1024)
+        if isinstance(max_messages, int) and max_messages > longest:
+            raise ValueError(
+                f"{mapped.node_id!r} is mapped over up to {max_messages} messages, but Airflow expands a task to "
+                f"{longest} instances at most: lower max_messages of {self.task_id!r}, or raise [core] max_map_length"
+            )
+        return True
 
     def _check_that_work_begins_again(self, task_instance: Any, keeper: SqsLeaseKeeperOperator) -> None:
         """Refuse to receive for work that has begun: its success would delete messages that it has not seen."""
@@ -478,12 +493,10 @@ class SqsLeaseSensor(BaseSensorOperator):
             self.log.info("Messages of the earlier try: %s", give_back_handed(lease, run_of(task_instance)))
 
     def _filter(self) -> MessageFilter | None:
-        try:
+        with named(repr(self.task_id)):
             return MessageFilter.of(
                 self.message_filtering, self.message_filtering_match_values, self.message_filtering_config
             )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.task_id!r}: {error}") from error
 
     def _check_payload(self) -> None:
         if self.payload is not None:
@@ -498,12 +511,10 @@ class SqsLeaseSensor(BaseSensorOperator):
         if isinstance(given, str):
             # The value of a template is a string.
             given = int(given) if given.isdecimal() else given
-        try:
+        # The task is named, because the value of a template has no line in the DAG file.
+        with named(repr(self.task_id)):
             # Another string is refused there.
             most = LeaseOptions.of(max_messages=given).max_messages  # type: ignore[arg-type]
-        except ValueError as error:
-            # The task is named, because the value of a template has no line in the DAG file.
-            raise ValueError(f"{self.task_id!r}: {error}") from error
         if most > limit:
             raise ValueError(
                 f"max_messages of {self.task_id!r} is {most}, but more than {limit} messages do not go through XCom: "

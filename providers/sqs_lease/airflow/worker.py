@@ -14,7 +14,6 @@ import atexit
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -33,9 +32,7 @@ from sqs_lease.airflow.triggers.receive import Collector, ReceiveOptions
 from sqs_lease.clock import Clock, SystemClock
 from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.messages import Lease
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.batch import Batch, EventListener
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
@@ -62,8 +59,7 @@ class WorkerLease:
     Attributes:
         batch: The batch, once it is being received.
         handed: The batch as it was handed on.
-        lease: The same as plain values.
-        listener: Called with each event of the leases as well, in the background thread.
+        settler: Told of each event of the leases as well, in the background thread.
 
     Args:
         options: The queue and the options of receive and leases.
@@ -79,13 +75,12 @@ class WorkerLease:
         self.clock = SystemClock()
         self.batch: Batch | None = None
         self.handed: HandedLease | None = None
-        self.lease: dict[str, Any] = {}
-        self.listener: EventListener | None = None
+        self.settler: Settler | None = None
         self._lease_log = LeaseLog(options.queue)
         self._collector: Collector | None = None
         with translate_client_errors(options.queue):
             # In this thread: Airflow's connections are read through the task's own channel.
-            self._transport: Transport = make_transport(AwsConnection.decode(options.connection))
+            self._transport: Transport = make_transport(AwsConnection(**options.connection))
         self.thread = LoopThread(f"sqs-lease {options.queue}")
         self._keeper: Keeper | None = None
         self._given_back = False
@@ -128,13 +123,13 @@ class WorkerLease:
         """
         return self.thread.run(self._received().settle_refused(refused))
 
-    def hand_on(self) -> BatchValue:
+    def hand_on(self) -> tuple[dict[str, Any], BatchValue]:
         """Extend every lease once by the hand-off timeout, and store the batch if ``payload`` is set.
 
         They are held until :meth:`close`, so that messages that Airflow does not take can be given back.
 
         Returns:
-            The return value of the task; :attr:`lease` is set.
+            The lease as plain values, and the return value of the task.
 
         Raises:
             PayloadError: The batch cannot be stored.
@@ -163,15 +158,10 @@ class WorkerLease:
         # Made here, because it belongs to the thread's event loop.
         self._keeper = keeper = Keeper(self._transport, clock=self.clock)
 
-        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
-            self.batch = keeper.open_batch(
-                queue_url, policy=policy, on_event=self._happened, batch_id=self.options.batch_id
-            )
-            return self.batch
-
         self._collector = collector = await Collector.open(
-            self.options, keeper, self._transport, open_batch, self._task, self._received_in, self.clock
+            self.options, keeper, self._task, self._happened, self._received_in
         )
+        self.batch = collector.batch
         if self._given_back:
             collector.stop()
         found = await collector.collect(self.clock.wall() + wait_seconds)
@@ -180,9 +170,9 @@ class WorkerLease:
             raise GivenBackError("this task was killed while it received")
         return found
 
-    async def _hand_on(self) -> BatchValue:
-        self.handed, self.lease, value = await self._received().hand_on()
-        return value
+    async def _hand_on(self) -> tuple[dict[str, Any], BatchValue]:
+        self.handed, lease, value = await self._received().hand_on()
+        return lease, value
 
     async def _give_back(self) -> None:
         self._given_back = True
@@ -214,8 +204,8 @@ class WorkerLease:
 
     def _happened(self, event: LeaseEvent) -> None:
         self._lease_log.happened(event)
-        if self.listener is not None:
-            self.listener(event)
+        if self.settler is not None:
+            self.settler.happened(event)
 
 
 def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
@@ -269,32 +259,17 @@ AGAIN_SECONDS: Final = 0.5
 """How long until the keeper's task runs again; ``dag.test()`` looks once a second if nothing else is ready."""
 
 
-@dataclass(slots=True)
-class _Held:
-    holding: WorkerLease
-    leases: Sequence[Lease]  # in the order of the messages
-    settler: Settler | None = None
-
-
-_held: dict[str, _Held] = {}
+_held: dict[str, WorkerLease] = {}
 """The batches held between a sensor's task and the end of its keeper's task, by batch id."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedLocally:
-    """A batch that this process holds until its keeper's task settled it.
+def receive_locally(
+    options: ReceiveOptions, wait_seconds: float, task: RunOfTask
+) -> tuple[dict[str, Any], BatchValue] | None:
+    """Receive a batch and hold it until its keeper's task has settled it; None if no message came in time.
 
-    Attributes:
-        lease: The lease as plain values.
-        messages: The sensor's return value.
-    """
-
-    lease: dict[str, Any]
-    messages: BatchValue
-
-
-def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTask) -> ReceivedLocally | None:
-    """Receive a batch and hold it; None if no message came in time.
+    Returns:
+        The lease as plain values, and the sensor's return value.
 
     Raises:
         SqsError: The queue cannot be received from.
@@ -305,16 +280,14 @@ def receive_locally(options: ReceiveOptions, wait_seconds: float, task: RunOfTas
         holding = ending.enter_context(WorkerLease(options, task))
         if not holding.receive(wait_seconds):
             return None
-        messages = holding.hand_on()
-        handed = holding.handed
-        leases = [] if handed is None else handed.written.leases_now(holding.clock, handed.queue_url)
+        received = holding.hand_on()
         # From here on the batch is held until the keeper's task.
         ending.pop_all()
     if not _held:
         # The process may end without that task: its messages must not wait for their visibility timeout.
         atexit.register(give_back_what_is_left)
-    _held[options.batch_id] = _Held(holding, leases)
-    return ReceivedLocally(holding.lease, messages)
+    _held[options.batch_id] = holding
+    return received
 
 
 def settle_locally(
@@ -343,17 +316,16 @@ def settle_locally(
         AirflowRescheduleException: Work has not ended: the task is to be run again.
         AirflowFailException: This process does not hold the batch.
     """
-    held = _held.get(batch_id)
-    if held is None:
+    holding = _held.get(batch_id)
+    if holding is None:
         raise AirflowFailException(
             f"{task} keeps what its sensor received in the same dag.test(), and this process does not hold that batch"
         )
-    holding = held.holding
-    if (still_open := holding.thread.run(_settle(task, receive_task, held, work, on_failure, ordered))) > 0:
+    if (still_open := holding.thread.run(_settle(task, receive_task, holding, work, on_failure, ordered))) > 0:
         logger.info("%d messages are still worked on", still_open)
         again_at = timezone.utcnow() + timedelta(seconds=AGAIN_SECONDS)
         raise AirflowRescheduleException(again_at)  # type: ignore[no-untyped-call]
-    report = held.settler.progress.report() if held.settler is not None else {}
+    report = holding.settler.progress.report() if holding.settler is not None else {}
     del _held[batch_id]
     holding.close()
     if holding.handed is not None:
@@ -364,31 +336,30 @@ def settle_locally(
 async def _settle(
     task: RunOfTask,
     receive_task: RunOfTask,
-    held: _Held,
+    holding: WorkerLease,
     work: Sequence[WorkTask],
     on_failure: FailureRule,
     ordered: bool,
 ) -> int:
-    batch = held.holding.batch
-    if batch is None:
+    batch, handed = holding.batch, holding.handed
+    if batch is None or handed is None:
         return 0
-    if held.settler is None:
+    if (settler := holding.settler) is None:
         signals = FailureSignals.to(task.dag_id, task.run_id, task.task_id, [one.task_id for one in work])
-        held.settler = Settler(
+        settler = holding.settler = Settler(
             task,
             receive_task,
             batch,
-            held.leases,
+            handed.leases,
             work,
             on_failure,
-            clock=held.holding.clock,
+            clock=holding.clock,
             inherited=Progress(),
             signals=signals if are_reported() else None,
             ordered=ordered,
         )
-        held.holding.listener = held.settler.happened
-    states = await task_states(task.dag_id, [task.run_id], held.settler.watched_tasks())
-    await held.settler.look_once(states.get(task.run_id, {}))
+    states = await task_states(task.dag_id, [task.run_id], settler.watched_tasks())
+    await settler.look_once(states.get(task.run_id, {}))
     return len(batch.leases())
 
 
@@ -398,6 +369,6 @@ def give_back_what_is_left() -> None:
     If that fails, they are visible again when their visibility timeout ends.
     """
     while _held:
-        _, held = _held.popitem()
-        with held.holding:
-            held.holding.give_back()
+        _, holding = _held.popitem()
+        with holding:
+            holding.give_back()

@@ -228,16 +228,18 @@ class Batch:
             written = written.leases_now(self._clock, self.queue_url)
         self._put(list(written), messages)
 
-    async def pass_on(self, seconds: float) -> WrittenBatch:
+    async def pass_on(self, seconds: float, *, hold_on: bool = False) -> WrittenBatch:
         """Stop holding: extend shorter leases once, and return the held leases for the next holder to adopt.
 
         The batch is forgotten by that: no lease of it is extended or settled here any more, and pending settlements
-        fail with :class:`KeeperClosedError`. Write the result down; :meth:`adopt` takes it, in any process. If it
-        cannot be written, adopt it again here. If no holder follows, the messages are visible after ``seconds``.
+        fail with :class:`KeeperClosedError`. Write the result down; :meth:`adopt` takes it, in any process. If no
+        holder follows, the messages are visible after ``seconds``.
 
         Args:
             seconds: How long each lease is to last from now on. A lease that lasts longer keeps its deadline. A lease
                 that could not be extended within the time for one call keeps the deadline that was confirmed.
+            hold_on: Hold the leases, by their policy again, until :meth:`forget` is called: for a caller that may find
+                that the result cannot be written down, and then gives them back. False by default.
         """
         until = self._clock.now() + seconds
         try:
@@ -250,7 +252,11 @@ class Batch:
             self._driver.take(self.leases(), self._policy, self)
             raise
         written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)
-        self.forget()
+        if not hold_on:
+            self.forget()
+            return written
+        async for receipts in self._in_slices(self._receipts()):
+            self._driver.take(self._driver.leases(receipts, self), self._policy, self)
         return written
 
     @property

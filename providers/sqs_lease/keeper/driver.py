@@ -128,7 +128,7 @@ class QueueDriver:
         self._recovery_unnamed = False
         self._stopped = False
         self._loop = asyncio.get_running_loop()
-        # The context of the keeper's maker: that of a later caller may refer to all of that caller's objects.
+        # The context in which it is made: that of a later caller may refer to all of that caller's objects.
         self._context = copy_context()
         self._soon: asyncio.Handle | None = None  # a look that is about to happen
         self._timer: asyncio.TimerHandle | None = None  # one that is planned

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -61,6 +63,7 @@ class Keeper:
         quiet_after_stall_seconds: How long the keeper makes no calls after its process stood still for more than ten
             seconds, so that its host can first tell it which leases others hold by now; less if a lease would end
             meanwhile. 0, the default: it goes on at once.
+        context: The context of its calls; by default, for each queue, that of the caller that opens its first batch.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Keeper:
         call_timeout_seconds: float = CALL_TIMEOUT_SECONDS,
         meter: Meter | None = None,
         quiet_after_stall_seconds: float = 0.0,
+        context: Context | None = None,
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.transport = transport
@@ -84,6 +88,7 @@ class Keeper:
         self._opened = 0  # batches so far
         self._rounds = RoundLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = context
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -132,7 +137,8 @@ class Keeper:
                 f"The keeper runs in another event loop: it cannot hold messages of {queue_url} from here"
             )
         if (driver := self._drivers.get(queue_url)) is None:
-            driver = self._drivers[queue_url] = QueueDriver(
+            made = partial(
+                QueueDriver,
                 self.transport,
                 queue_url,
                 clock=self.clock,
@@ -140,6 +146,8 @@ class Keeper:
                 call_timeout_seconds=self._call_timeout_seconds,
                 quiet_after_stall_seconds=self._quiet_after_stall_seconds,
             )
+            context = copy_context() if self._context is None else self._context
+            driver = self._drivers[queue_url] = context.run(made)
         self._opened += 1
         batch = Batch(
             queue_url,

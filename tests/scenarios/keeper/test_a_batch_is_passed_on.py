@@ -127,6 +127,32 @@ class TestPassingOn:
 
         ground.run(scenario)
 
+    def test_it_can_be_held_until_it_is_known_to_be_written(self) -> None:
+        ground = Ground()
+
+        async def scenario() -> None:
+            batch = ground.receive(ground.keeper())
+            written = await batch.pass_on(60, hold_on=True)
+            assert {lease.deadline - written.written_at for lease in written.leases} == {60}
+            await asyncio.sleep(120)
+            assert ground.visible() == []
+            batch.forget()
+            await asyncio.sleep(600)
+            assert len(ground.visible()) == 10
+
+        ground.run(scenario)
+
+    def test_what_was_held_on_can_be_given_back(self) -> None:
+        ground = Ground()
+
+        async def scenario() -> None:
+            batch = ground.receive(ground.keeper())
+            await batch.pass_on(300, hold_on=True)
+            await batch.release_all()
+            assert len(ground.visible()) == 10
+
+        ground.run(scenario)
+
     def test_what_lasts_longer_is_left_alone(self) -> None:
         ground = Ground()
 

@@ -1,12 +1,16 @@
-"""Reads task states for all triggers of a triggerer: one question a second for each DAG, about all its watched runs.
+"""Reads task states for all triggers of a triggerer: one question a second for each lease of a DAG, about all its runs.
 
 The supervisor that answers serves one request at a time. If each trigger asked for itself, about 40 triggers that ask
-once a second would fill its time. The questions for several DAGs are asked side by side, a few at once, so that a DAG
-with states that take long to read does not delay the others. Three rules set how often a DAG is asked for:
+once a second would fill its time. The questions for several leases are asked side by side, a few at once, so that a DAG
+with states that take long to read does not delay the others. Three rules set how often a lease's tasks are asked for:
 
 - after an answer, at least as long as the answer took passes before the next question;
-- the longer a DAG's states stay the same, the less often they are read;
+- the longer the states stay the same, the less often they are read;
 - runs whose states take too long to read together are asked for in smaller groups.
+
+Each lease of a DAG has a question of its own, because Airflow's answer has one key, ``check_1``, for the second
+instance of ``check`` and for a task of that name. Where they are work of different leases, the end of one would be
+taken for the end of the other. Within a lease such names are refused (``settlement/rules.py``).
 
 Signals of failed tasks come in by a request of their own, one for all triggers (:class:`SignalPoller`). Triggers take
 turns in reading the reports of single tasks, so that the reports do not delay the states. :class:`StallWatch` tells
@@ -44,7 +48,7 @@ FetchStates: TypeAlias = Callable[[str, Sequence[str], Collection[str]], Awaitab
 """Function that reads states by DAG id, run ids and task ids, see :func:`~.requests.task_states`."""
 
 POLL_SECONDS: Final = 1.0
-"""Shortest pause between two questions for a DAG."""
+"""Shortest pause between two questions for a lease."""
 
 LONGEST_POLL_SECONDS: Final = 7.0
 """Longest pause of this kind.
@@ -63,7 +67,7 @@ Failures do not wait for it: they are signalled.
 """
 
 QUESTIONS_AT_ONCE: Final = 4
-"""Questions under way at the same time, for all DAGs together."""
+"""Questions under way at the same time, for all leases together."""
 
 MAX_RUNS_IN_REQUEST: Final = 100
 """Runs named in one request: they are part of a URL, whose length is limited."""
@@ -76,7 +80,6 @@ class StateWatch:
     """One trigger's view of some tasks of one run. Made by :meth:`StatePoller.watch`.
 
     Attributes:
-        task_ids: The tasks.
         answers: How many answers there were so far.
         asked_at: The time of the question that the newest answer belongs to, by the poller's clock.
         signals: The signals there are, by the newest answer.
@@ -87,15 +90,12 @@ class StateWatch:
 
     def __init__(
         self,
-        task_ids: frozenset[str],
-        longest_pause_seconds: float,
         turn: asyncio.Semaphore,
         stalls: StallWatch,
         signal_poller: SignalPoller,
         signals_prefix: str | None,
     ) -> None:
-        self.task_ids = task_ids
-        self.longest_pause_seconds = longest_pause_seconds
+        self.longest_pause_seconds = LONGEST_UNSIGNALLED_SECONDS if signals_prefix is None else LONGEST_POLL_SECONDS
         self.answers = 0
         self.asked_at = 0.0
         self.signals: frozenset[str] = frozenset()
@@ -160,10 +160,10 @@ class StatePoller:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.asking = asyncio.Semaphore(QUESTIONS_AT_ONCE)
         self._fetch = fetch
-        self._unanswered: set[str] = set()
+        self._unanswered: set[_WatchedTasks] = set()
         self._stalls = StallWatch(self.clock)
         self._turn = asyncio.Semaphore(READERS_AT_ONCE)
-        self._dags: dict[str, _WatchedDag] = {}
+        self._watched: dict[tuple[str, frozenset[str]], _WatchedTasks] = {}
 
     def stalled_until(self) -> float:
         """Return when this process stood still last, see :meth:`StallWatch.last_ended_at`."""
@@ -177,7 +177,6 @@ class StatePoller:
         task_ids: Collection[str],
         *,
         signals: str | None = None,
-        longest_pause_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Iterator[StateWatch]:
         """Watch the states of some tasks of a run, from the event loop, until the context ends.
 
@@ -185,16 +184,14 @@ class StatePoller:
             dag_id: The DAG.
             run_id: The run.
             task_ids: The tasks.
-            signals: The prefix of the keys of the signals to watch as well; None watches no signals.
-            longest_pause_seconds: Longest pause between two questions when no state has changed for long and answers
-                are quick. 7 s by default.
+            signals: The prefix of the keys of the signals to watch as well; None watches no signals, so the states are
+                asked for more often.
         """
-        watch = StateWatch(
-            frozenset(task_ids), longest_pause_seconds, self._turn, self._stalls, self._signal_poller, signals
-        )
-        if (dag := self._dags.get(dag_id)) is None:
-            dag = self._dags[dag_id] = _WatchedDag(dag_id, self)
-        dag.add(run_id, watch)
+        watch = StateWatch(self._turn, self._stalls, self._signal_poller, signals)
+        key = dag_id, frozenset(task_ids)
+        if (watched := self._watched.get(key)) is None:
+            watched = self._watched[key] = _WatchedTasks(*key, self)
+        watched.add(run_id, watch)
         try:
             with ExitStack() as listening:
                 listening.enter_context(self._stalls.running())
@@ -202,38 +199,40 @@ class StatePoller:
                     listening.enter_context(self._signal_poller.listen(signals, watch.signalled))
                 yield watch
         finally:
-            if not dag.remove(run_id, watch):
-                del self._dags[dag_id]
+            if not watched.remove(run_id, watch):
+                del self._watched[key]
 
-    async def ask(self, dag_id: str, run_ids: Sequence[str], task_ids: Collection[str]) -> Mapping[str, TaskStates]:
+    async def ask(self, tasks: _WatchedTasks, run_ids: Sequence[str]) -> Mapping[str, TaskStates]:
         """Ask one question.
 
         Raises:
             CommsError: There was no usable answer. The first such error is logged.
         """
         try:
-            answer = await self._fetch(dag_id, run_ids, task_ids)
+            answer = await self._fetch(tasks.dag_id, run_ids, tasks.task_ids)
         except CommsError as error:
             if not self._unanswered:
-                logger.warning("Task states of DAG %r cannot be read; leases are extended meanwhile: %s", dag_id, error)
-            self._unanswered.add(dag_id)
+                text = "Task states of DAG %r cannot be read; leases are extended meanwhile: %s"
+                logger.warning(text, tasks.dag_id, error)
+            self._unanswered.add(tasks)
             raise
-        if dag_id in self._unanswered:
-            self.forget(dag_id)
+        if tasks in self._unanswered:
+            self.forget(tasks)
             if not self._unanswered:
                 logger.info("Task states can be read again")
         return answer
 
-    def forget(self, dag_id: str) -> None:
-        """Stop tracking a DAG: nothing reads its states any longer."""
-        self._unanswered.discard(dag_id)
+    def forget(self, tasks: _WatchedTasks) -> None:
+        """Stop tracking some tasks: nothing reads their states any longer."""
+        self._unanswered.discard(tasks)
 
 
-class _WatchedDag:
-    """The questions about one DAG, while some of its runs are watched."""
+class _WatchedTasks:
+    """The questions about the tasks of one lease, while some runs of it are watched."""
 
-    def __init__(self, dag_id: str, poller: StatePoller) -> None:
-        self._dag_id = dag_id
+    def __init__(self, dag_id: str, task_ids: frozenset[str], poller: StatePoller) -> None:
+        self.dag_id = dag_id
+        self.task_ids = task_ids
         self._poller = poller
         self._runs: dict[str, set[StateWatch]] = {}
         self._newly_watched = asyncio.Event()
@@ -275,7 +274,7 @@ class _WatchedDag:
                         await self._newly_watched.wait()
                     self._newly_watched.clear()
                     await self._ask_all([run_id for run_id, watches in self._runs.items() if _is_new(watches)])
-        self._poller.forget(self._dag_id)
+        self._poller.forget(self)
 
     def _longest_pause_seconds(self) -> float:
         watches = (watch for of_run in self._runs.values() for watch in of_run)
@@ -293,11 +292,9 @@ class _WatchedDag:
             watched = {run_id: tuple(self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
             if not watched:
                 return True
-            task_ids = frozenset[str]().union(*(watch.task_ids for watches in watched.values() for watch in watches))
-            asked = _told_apart(task_ids)
             asked_at = self._poller.clock.now()
             try:
-                answers = [(some, await self._poller.ask(self._dag_id, list(watched), some)) for some in asked]
+                answer = await self._poller.ask(self, list(watched))
             except NoAnswerError:
                 self._runs_at_once = max(1, min(self._runs_at_once, len(watched)) // 2)
                 return False
@@ -307,9 +304,9 @@ class _WatchedDag:
                 self._runs_at_once = min(max(self._runs_at_once, 2 * len(watched)), MAX_RUNS_IN_REQUEST)
         for run_id, watches in watched.items():
             # A run that was deleted is missing in the answer, and none of its tasks has a state.
-            found = [(some, answer.get(run_id, {})) for some, answer in answers]
+            states = answer.get(run_id, {})
             for watch in watches:
-                if watch.answered(_of_tasks(found, watch.task_ids), asked_at):
+                if watch.answered(states, asked_at):
                     self._news_at = asyncio.get_running_loop().time()
                 # A hundred triggers that settle at once would block the event loop: one in each of its rounds.
                 await asyncio.sleep(0)
@@ -319,39 +316,6 @@ class _WatchedDag:
 def _is_new(watches: Iterable[StateWatch]) -> bool:
     """Whether one of them has had no answer yet."""
     return any(watch.answers == 0 for watch in watches)
-
-
-def _told_apart(task_ids: Collection[str]) -> list[frozenset[str]]:
-    """Group tasks by question: one question for all, unless a task's id reads like an instance of another task.
-
-    Airflow's answer has one key for both, ``check_1`` for the second instance of ``check`` and for a task of that name.
-    Where they are work of different leases, the end of one would be taken for the end of the other.
-    """
-    by_depth: dict[int, set[str]] = {}
-    for task_id in task_ids:
-        depth, mapped = 0, _mapped_task(task_id)
-        while mapped is not None:
-            depth += mapped in task_ids
-            mapped = _mapped_task(mapped)
-        by_depth.setdefault(depth, set()).add(task_id)
-    return [frozenset(some) for _, some in sorted(by_depth.items())]
-
-
-def _of_tasks(found: Iterable[tuple[frozenset[str], TaskStates]], task_ids: frozenset[str]) -> TaskStates:
-    """Return the states of some of the tasks that were asked for, by one question or several."""
-    wanted: dict[str, str | None] = {}
-    for asked, states in found:
-        if asked == task_ids:
-            return states
-        own = asked & task_ids
-        wanted |= {key: state for key, state in states.items() if key in own or _mapped_task(key) in own}
-    return wanted
-
-
-def _mapped_task(key: str) -> str | None:
-    """Return the task of a mapped instance's key; None for other keys."""
-    task_id, _, index = key.rpartition("_")
-    return task_id if index.isdecimal() else None
 
 
 SIGNALS_PREFIX: Final = "sqs_lease_failure."
@@ -418,30 +382,18 @@ ORPHANED_SECONDS: Final = 3600.0
 DELETES_AT_ONCE: Final = 10
 """Signals deleted between two requests for new ones; each takes the supervisor about 20 ms."""
 
-FIRST_PAUSE_SECONDS: Final = 60.0
-"""When a signal that is still there is deleted again; each pause after that is twice as long."""
-
-LONGEST_PAUSE_SECONDS: Final = 3600.0
+DELETE_AGAIN_SECONDS: Final = 60.0
+"""When a signal that is still there is deleted again."""
 
 FetchKeys: TypeAlias = Callable[[str], Awaitable[Iterable[str]]]
 DeleteKey: TypeAlias = Callable[[str], Awaitable[None]]
 Listener: TypeAlias = Callable[[frozenset[str]], None]
 
 
-@dataclass(slots=True)
-class _Deletion:
-    """A signal to delete: how often that was tried, and when to try again, by the loop's clock."""
-
-    attempts: int = 0
-    due_at: float = 0.0
-
-
 class SignalPoller:
     """The poller of signals: asks for them while there are listeners, and tells each listener about its own.
 
-    Signals that were acted upon are deleted. Airflow may confirm a deletion and do nothing, as with the variables of a
-    team, so a signal counts as deleted when a request no longer finds it. The deletion of a signal that stays is tried
-    again, after longer and longer pauses.
+    Signals that were acted upon are deleted. One counts as deleted when a request no longer finds it.
 
     Args:
         fetch: How to ask for the keys with a prefix; by default Airflow's supervisor is asked.
@@ -454,8 +406,7 @@ class SignalPoller:
         self._listeners: dict[str, list[Listener]] = {}
         self._finished: dict[str, float] = {}
         self._newly_finished = False
-        self._deletions: dict[str, _Deletion] = {}
-        self._told_of_stuck = False
+        self._deletions: dict[str, float] = {}  # when a signal is deleted, by the loop's clock; 0: not tried yet
         self._seen_at: dict[str, float] = {}
         self._news_at = -math.inf
         self._task: asyncio.Task[None] | None = None
@@ -481,7 +432,7 @@ class SignalPoller:
     def done_with(self, keys: Iterable[str]) -> None:
         """Have signals deleted that were acted upon."""
         for key in keys:
-            self._deletions.setdefault(key, _Deletion())
+            self._deletions.setdefault(key, 0.0)
 
     def finished(self, prefix: str) -> None:
         """Have all further signals with a prefix deleted: their keeper settled everything."""
@@ -489,13 +440,16 @@ class SignalPoller:
         self._newly_finished = True
 
     async def _poll(self) -> None:
-        while self._listeners or self._newly_finished or any(not one.attempts for one in self._deletions.values()):
+        while self._listeners or self._newly_finished or 0.0 in self._deletions.values():
             self._newly_finished = False
             await self._ask()
             now = asyncio.get_running_loop().time()
-            due = [key for key, deletion in self._deletions.items() if deletion.due_at <= now]
-            for key in due[:DELETES_AT_ONCE]:
-                await self._delete_signal(key, self._deletions[key])
+            for key in [key for key, due_at in self._deletions.items() if due_at <= now][:DELETES_AT_ONCE]:
+                self._deletions[key] = now + DELETE_AGAIN_SECONDS
+                try:
+                    await self._delete(key)
+                except CommsError as error:
+                    logger.info("The signal %s cannot be deleted yet: %s", key, error)
             quiet = asyncio.get_running_loop().time() - self._news_at >= FAILURES_END_SECONDS
             await asyncio.sleep(QUIET_SIGNAL_SECONDS if quiet else SIGNAL_SECONDS)
 
@@ -514,32 +468,16 @@ class SignalPoller:
             self._news_at = now
         self._seen_at = {key: self._seen_at.get(key, now) for key in keys}
         self._finished = {prefix: at for prefix, at in self._finished.items() if now - at < ORPHANED_SECONDS}
-        self._deletions = {key: deletion for key, deletion in self._deletions.items() if key in keys}
+        self._deletions = {key: due_at for key, due_at in self._deletions.items() if key in keys}
         for key in keys - self._deletions.keys():
             prefix = key[: key.index(".", len(SIGNALS_PREFIX)) + 1] if "." in key[len(SIGNALS_PREFIX) :] else ""
             if prefix in self._listeners:
                 by_prefix.setdefault(prefix, set()).add(key)
             elif prefix in self._finished or now - self._seen_at[key] > ORPHANED_SECONDS:
-                self._deletions[key] = _Deletion()
+                self._deletions[key] = 0.0
         for prefix, found in by_prefix.items():
             for listener in self._listeners[prefix]:
                 listener(frozenset(found))
-
-    async def _delete_signal(self, key: str, deletion: _Deletion) -> None:
-        if deletion.attempts and not self._told_of_stuck:
-            self._told_of_stuck = True
-            logger.warning(
-                "This triggerer cannot delete signals of failed tasks (Airflow variables that begin with %s). That "
-                "does no harm, but they pile up: delete them by hand, or set [sqs_lease] report_failures to False",
-                SIGNALS_PREFIX,
-            )
-        pause = min(FIRST_PAUSE_SECONDS * 2**deletion.attempts, LONGEST_PAUSE_SECONDS)
-        deletion.attempts += 1
-        deletion.due_at = asyncio.get_running_loop().time() + pause
-        try:
-            await self._delete(key)
-        except CommsError as error:
-            logger.info("The signal %s cannot be deleted yet: %s", key, error)
 
 
 STALL_SECONDS: Final = 10.0

@@ -20,9 +20,9 @@ each try of the keeper, and when the receiving task itself begins again, there i
 know yet that a run was cleared may still write a note. So each names its batch, and readers ignore notes about other
 batches.
 
-**The page** *SQS leases* shows the :class:`BatchStatus` in the note, and before the first note the one that the
-keeper's task wrote (:data:`KEEPS_KEY`). For the page alone, the note is written only when something was settled. The
-status has neither message ids nor bodies nor receipt handles, and only the page reads it.
+**The page** *SQS leases* shows the :func:`batch_status` in the note, and before the first note the one that the
+keeper's task wrote (:data:`KEEPS_KEY`). The status has neither message ids nor bodies nor receipt handles, and only the
+page reads it.
 
 **The report** is the keeper's XCom at the end: counts, and message ids by outcome if they are not too many.
 """
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -577,21 +576,19 @@ class Work:
 PROGRESS_KEY: Final = "settled"
 """The XCom key of a batch's progress; the page of leases reads it, too."""
 
-DEADLINE_NOTE_SECONDS: Final = 15.0
+NOTE_SECONDS: Final = 15.0
 """Shortest time between two notes of the leases' deadline, and the least time that should be left of a noted deadline.
 
 A trigger that takes over believes a deadline only as far as it was noted. Past a noted deadline it takes leases for
-lapsed: it does not release failed messages, and counts deletions as uncertain.
+lapsed: it does not release failed messages, and counts deletions as uncertain. The page of leases waits as long for the
+outcomes of messages.
 """
+
+FIRST_NOTE_SECONDS: Final = 5.0
+"""The same before the first note: the requests that keep the batch come first."""
 
 KEEPS_KEY: Final = "keeps"
 """The XCom key of a keeper's note: the task that received its batch, and the batch's status when the keeper began."""
-
-PAUSE_SECONDS: Final = 30.0
-"""Shortest time between two notes that are written for the page alone."""
-
-FIRST_PAUSE_SECONDS: Final = 5.0
-"""The same before the first one: the requests that keep the batch come first."""
 
 MAX_LISTED_MESSAGES: Final = 100
 """Up to this many messages the report lists their ids by outcome."""
@@ -613,11 +610,7 @@ _SHOWN_COUNTS: Final = (
     "late",
 )
 
-_OF_EXTENSIONS: Final = frozenset({"extensions", "late"})
-
 _HELD: Final = "-"
-
-_T = TypeVar("_T")
 
 _LETTERS: Final[Mapping[Outcome, str]] = {outcome: letter for letter, outcome in OUTCOME_LETTERS.items()}
 
@@ -633,7 +626,7 @@ class Progress:
         written_at: When that was written, in seconds since the epoch.
         batch_id: The batch; None if the note does not say.
         counts: Other counts so far, by their names in the report: extensions, and leases that lapsed.
-        status: The status for the page of leases alone, see :class:`BatchStatus`.
+        status: The status for the page of leases alone, see :func:`batch_status`.
     """
 
     settled: Mapping[int, Outcome] = field(default_factory=dict)
@@ -661,7 +654,10 @@ class Progress:
         Raises:
             CommsError: It is something else, so the settlements are not known.
         """
-        stored = _stored(plain or {}, _StoredProgress, PROGRESS_KEY)
+        try:
+            stored = msgspec.convert(plain or {}, _StoredProgress)
+        except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+            raise CommsError(f"the XCom {PROGRESS_KEY!r} is not what sqs-lease writes there: {error}") from None
         settled = {at: _outcome(letter) for at, letter in enumerate(stored.settled) if letter != _HELD}
         return cls(settled, stored.certain_until, stored.batch_id, stored.counts, written_at=stored.written_at)
 
@@ -682,13 +678,6 @@ class _StoredProgress(msgspec.Struct):
     batch_id: str | None = None
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     written_at: float | None = None
-
-
-def _stored(plain: object, kind: type[_T], key: str) -> _T:
-    try:
-        return msgspec.convert(plain, kind)
-    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        raise CommsError(f"the XCom {key!r} is not what sqs-lease writes there: {error}") from None
 
 
 def _outcome(letter: str) -> Outcome:
@@ -719,33 +708,29 @@ def _letters(settled: Mapping[int, Outcome]) -> str:
     return "".join(letters)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStatus:
-    """The status of a batch; times are in seconds since the epoch.
+def batch_status(
+    queue_url: str,
+    counts: Mapping[str, int],
+    oldest_received_at: float | None = None,
+    renew_at: float | None = None,
+    deadline: float | None = None,
+) -> dict[str, Any]:
+    """Return the status of a batch as plain values; times are in seconds since the epoch.
 
-    Attributes:
+    Args:
         queue_url: The queue.
         counts: The messages by outcome, with the names of the keeper's report.
         oldest_received_at: When the oldest held lease was received; None if all leases have ended.
         renew_at: When the next lease is to be extended; None if no further extension will be made.
         deadline: When the first lease ends unless it is extended; None if all leases have ended.
     """
-
-    queue_url: str
-    counts: Mapping[str, int]
-    oldest_received_at: float | None = None
-    renew_at: float | None = None
-    deadline: float | None = None
-
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "queue_url": self.queue_url,
-            "counts": {name: self.counts[name] for name in _SHOWN_COUNTS if name in self.counts},
-            "oldest_received_at": _whole(self.oldest_received_at),
-            "renew_at": _whole(self.renew_at),
-            "deadline": _whole(self.deadline),
-        }
+    # In whole seconds, because small differences between the two clocks must not count as news.
+    times = {"oldest_received_at": oldest_received_at, "renew_at": renew_at, "deadline": deadline}
+    return {
+        "queue_url": queue_url,
+        "counts": {name: counts[name] for name in _SHOWN_COUNTS if name in counts},
+        **{name: None if at is None else round(at) for name, at in times.items()},
+    }
 
 
 class BatchProgress:
@@ -776,11 +761,9 @@ class BatchProgress:
         self._refusals: Counter[str] = Counter()  # how many settlements failed, by what was said
         self._note = Progress(self._settled, batch_id=inherited.batch_id, counts=inherited.counts)
         self._is_unwritten = False
-        self._noted_extensions = 0
-        self._deadlines_due_at = -math.inf
         self._status: Mapping[str, Any] | None = None
-        self._shown: Mapping[str, int] = {}  # the counts that the page of leases shows
-        self._shown_at = clock.now() + FIRST_PAUSE_SECONDS - PAUSE_SECONDS
+        self._noted: Mapping[str, int] = {}  # the counts when the deadline was noted last
+        self._due_at = clock.now() + FIRST_NOTE_SECONDS
 
     def outcome(self, receipt: Receipt) -> Outcome | None:
         """Return how a lease ended, or is being ended; None while it is held."""
@@ -835,10 +818,10 @@ class BatchProgress:
             by_outcome.setdefault(_field(settled.outcome), []).append(receipt.message_id)
         return {**counts, "messages": by_outcome}
 
-    def note(self) -> Progress:
+    def _note_now(self) -> Progress:
         """Return the note as it is now: the settlements, the deadline of the leases, and the counts."""
         until = self._batch.certain_until()
-        self._note = Progress(
+        return Progress(
             self._settled,
             None if until is None else until + self._clock.wall() - self._clock.now(),
             self._inherited.batch_id,
@@ -846,10 +829,19 @@ class BatchProgress:
             self._status,
             self._clock.wall(),
         )
-        return self._note
 
-    def note_for_next_try(self, written: WrittenBatch) -> Progress:
-        """Return the note for the keeper's next try, when this one has stopped holding the batch.
+    async def write_end(self) -> None:
+        """Write down that the batch was settled or is about to be given back, for a try of its keeper that comes later.
+
+        That try still has the receipt handles, and the older note says that the leases hold: it would extend and settle
+        the leases of other consumers. So all leases that are held now count as lost for it.
+        """
+        settled = {**dict.fromkeys(range(len(self.positions)), Outcome.LOST), **self._settled}
+        self._note = replace(self._note_now(), settled=settled, certain_until=None)
+        await self._write("It cannot be written that the batch has ended: %s")
+
+    async def write_for_next_try(self, written: WrittenBatch) -> None:
+        """Write the note for the keeper's next try, when this one has stopped holding the batch.
 
         Args:
             written: The leases that it held. Decisions on them that were not carried out are made by the next try.
@@ -858,7 +850,8 @@ class BatchProgress:
         settled = {position: outcome for position, outcome in self._settled.items() if position not in held}
         in_doubt = any(lease.doubtful for lease in written.leases)
         until = None if in_doubt else min((lease.deadline for lease in written.leases), default=None)
-        return replace(self.note(), settled=settled, certain_until=until, written_at=written.written_at)
+        self._note = replace(self._note_now(), settled=settled, certain_until=until, written_at=written.written_at)
+        await self._write("How long the leases last cannot be written for the keeper's next try: %s")
 
     async def write_settled(self) -> None:
         """Write the note before messages are settled, or after SQS refused that. Its deadlines stay as they were."""
@@ -870,16 +863,18 @@ class BatchProgress:
             await self.write_settled()
 
     async def write_if_due(self) -> None:
-        """Write the note if leases were extended, so that a process that takes over may release them.
+        """Write the note if something happened, and the last one is old or its deadline is about to pass.
 
-        After settlements, it is written for the page of leases, too.
+        A process that takes over may then release the leases that were extended, and the page of leases shows the rest.
         """
-        if not self._deadlines_are_due() and not self._is_unwritten and not self._is_news_for_the_page():
+        now = self._clock.now()
+        if not self._is_unwritten and (now < self._due_at or self.counts() == self._noted):
             return
-        shown = self.counts()
-        self._shown, self._shown_at = _settled_counts(shown), self._clock.now()
-        self._status = await self._status_now(shown)
-        self.note()
+        self._noted = self.counts()
+        seconds = self._batch.certain_seconds()
+        self._due_at = now + (NOTE_SECONDS if seconds is None else min(NOTE_SECONDS, seconds - NOTE_SECONDS))
+        self._status = await self._status_now(self._noted)
+        self._note = self._note_now()
         await self._write("The deadline of the leases cannot be written; they are extended anyway: %s")
 
     async def _write(self, otherwise: str) -> None:
@@ -899,36 +894,19 @@ class BatchProgress:
             "late": max(batch.late, before.get("late", 0)),
         }
 
-    def _deadlines_are_due(self) -> bool:
-        """Whether leases were extended since the last note of deadlines, and that is old or about to pass.
-
-        After True, the deadlines count as noted.
-        """
-        extensions, now = self._batch.extensions, self._clock.now()
-        if extensions == self._noted_extensions or now < self._deadlines_due_at:
-            return False
-        self._noted_extensions, self._deadlines_due_at = extensions, now + DEADLINE_NOTE_SECONDS
-        if (seconds := self._batch.certain_seconds()) is not None:
-            self._deadlines_due_at = min(self._deadlines_due_at, now + seconds - DEADLINE_NOTE_SECONDS)
-        return True
-
-    def _is_news_for_the_page(self) -> bool:
-        """Whether there were settlements or losses since the last note, and that was written some time ago."""
-        return self._clock.now() - self._shown_at >= PAUSE_SECONDS and _settled_counts(self.counts()) != self._shown
-
     async def _status_now(self, counts: Mapping[str, int]) -> dict[str, Any]:
         outlook, ahead = await self._batch.outlook(), self._clock.wall() - self._clock.now()
 
         def wall(at: float | None) -> float | None:
             return None if at is None else at + ahead
 
-        return BatchStatus(
+        return batch_status(
             self._batch.queue_url,
             counts,
             wall(self._batch.oldest_received_at()),
             wall(outlook.renew_at),
             wall(outlook.deadline),
-        ).encode()
+        )
 
 
 def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> str | None:
@@ -964,15 +942,5 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
     return ". ".join(reasons) or None
 
 
-def _settled_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the shown counts that change when messages are settled or lost, and not when leases are extended."""
-    return {name: counts[name] for name in _SHOWN_COUNTS if name in counts and name not in _OF_EXTENSIONS}
-
-
 def _field(outcome: Outcome) -> str:
     return outcome.value.replace("-", "_")
-
-
-def _whole(seconds: float | None) -> int | None:
-    """Round to seconds, because small differences between the two clocks must not count as news."""
-    return None if seconds is None else round(seconds)

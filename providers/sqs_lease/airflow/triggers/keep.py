@@ -16,18 +16,15 @@ policy says so. It ends in one of these ways:
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, Final
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.polling import (
-    LONGEST_POLL_SECONDS,
-    LONGEST_UNSIGNALLED_SECONDS,
     FailureSignals,
     are_reported,
 )
@@ -36,50 +33,40 @@ from sqs_lease.airflow.airflow_api.requests import (
     CommsError,
     NoAnswerError,
     RunOfTask,
+    TaskStates,
     publish,
     pull,
-    run_of,
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.handover import (
-    HANDED_KEY,
-    LEASE_KEY,
-    HandedLease,
-    OtherKeyError,
-    adopt,
-    hand_on,
-    note_end,
-)
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, adopt, hand_on
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
 from sqs_lease.airflow.settlement.settler import (
     AFTER_STALL_SECONDS,
-    PROGRESS_KEY,
     Progress,
     Settler,
     read_progress,
     why_it_fails,
 )
 from sqs_lease.airflow.triggers.shared import (
-    DEFERRAL_SECONDS,
-    SharedKeeper,
+    LeaseTrigger,
     TriggererKeepers,
     last_calls,
-    raises_type_errors_only,
     shielded,
-    triggerer_keepers,
 )
 from sqs_lease.clock import Clock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
-from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
+from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +87,10 @@ settles nothing before.
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
 
+FIRST_CLIENT_PAUSE_SECONDS: Final = 3.0
+LONGEST_CLIENT_PAUSE_SECONDS: Final = 30.0
+"""Pauses before a client is made again that could not be made: the first, doubled each time up to the longest."""
+
 EARLIER_TRY_SECONDS: Final = 5.0
 """How long the trigger of a second or later try waits before it reads the note.
 
@@ -119,7 +110,7 @@ class _AfterAction(Enum):
     LEAVE = "another trigger has it, or may have it: forget it"
 
 
-class SqsLeaseKeeperTrigger(BaseTrigger):
+class SqsLeaseKeeperTrigger(LeaseTrigger):
     """The trigger that keeps and settles one batch.
 
     Args:
@@ -136,7 +127,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         ends_in_worker: Whether a worker ends the task also when it succeeds.
     """
 
-    @raises_type_errors_only()
+    _receiving: RunOfTask  # from the beginning of run() on
+
     def __init__(
         self,
         lease: dict[str, Any],
@@ -149,7 +141,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         tried_before: bool = False,
         ends_in_worker: bool = False,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.lease = lease
         self.receive_task_id = receive_task_id
         self.work = work
@@ -161,14 +153,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         self.ends_in_worker = ends_in_worker
         self._settler: Settler | None = None
         self._losses: LostLeases | None = None
-        self._keepers: TriggererKeepers | None = None
-        self._shared_keeper: SharedKeeper | None = None
         self._handed: HandedLease | None = None
         self._batch: Batch | None = None  # while this trigger holds it
         self._received_at = 0.0  # the first message, in seconds since the epoch
         self._extended_at = 0.0  # when all messages were extended without the note, in seconds since the epoch
-        self._lease_log = LeaseLog("its queue")
-        self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -189,39 +177,29 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Keep the leases until each is settled, then end the task."""
-        task = run_of(self.task_instance)
-        self._log_context = contextvars.copy_context()
-        self._keepers = keepers = triggerer_keepers()
-        began_at = keepers.clock.now()
-        await keepers.ready()
-        signals = self._signals(task)
+        keepers = await self._begin()
+        task = self._task
+        self._receiving = receiving = replace(task, task_id=self.receive_task_id)
         try:
-            handed = await load_lease(self.lease, self._receiving(task))
+            handed = await load_lease(self.lease, receiving)
         except OtherKeyError as error:
             # This triggerer has another Fernet key. A worker could read the leases when the task deferred, so a worker
             # gives them back; they are not held meanwhile.
             logger.error("%s", error)  # noqa: TRY400 - the text has the cause and the remedy
-            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            await self._deferral_was_noticed()
             yield TriggerEvent({"error": str(error), "give_back": True})  # type: ignore[no-untyped-call]
             return
-        self._lease_log = LeaseLog(handed.queue_url)
         if not isinstance(self.on_lost, str):
             self._losses = LostLeases(self.on_lost, task, handed.queue_url)
-        self._shared_keeper = await keepers.acquire(handed.connection)
-        self._settler = settler = await self._adopt(task, handed, keepers, self._shared_keeper, signals)
+        keeper = await self._use_when_possible(keepers, handed)
+        signals = self._signals()
+        self._settler = settler = await self._adopt(handed, keepers, keeper, signals)
         self._received_at = min((lease.received_at for lease in handed.leases), default=handed.written.written_at)
         self._handed = replace(handed, written=replace(handed.written, leases=()))
         # Deleted, because with many keepers a second copy of the leases slows the garbage collector.
         del handed
         listen_to = signals.prefix if signals is not None and triggerer_deletes_variables() else None
-        longest = LONGEST_UNSIGNALLED_SECONDS if listen_to is None else LONGEST_POLL_SECONDS
-        with keepers.poller.watch(
-            task.dag_id,
-            task.run_id,
-            settler.watched_tasks(),
-            signals=listen_to,
-            longest_pause_seconds=longest,
-        ) as watch:
+        with keepers.poller.watch(task.dag_id, task.run_id, settler.watched_tasks(), signals=listen_to) as watch:
             if not await settler.run(watch):
                 batch, self._batch = self._batch, None
                 if batch is not None:
@@ -233,7 +211,6 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 await asyncio.Event().wait()
         if self._losses is not None:
             await self._losses.told()
-        self._lease_log.flush()
         report = settler.progress.report()
         logger.info("All leases ended: %s", {name: count for name, count in report.items() if name != "messages"})
         try:
@@ -241,14 +218,13 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         except CommsError as error:
             logger.warning("Everything was settled, but the report cannot be published: %s", error)
         # If this task is cleared later, with failed work for example, its next try finds that all is settled.
-        await note_end(self._receiving(task), self._handed.batch_id, self._handed.messages, settler.progress.note())
+        await settler.progress.write_end()
         problem = why_it_fails(report, self.on_lost, self._handed.queue_url)
         if problem is not None:
             logger.error("%s", problem)
         in_worker = problem is not None or self.ends_in_worker
         if in_worker:
-            # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
-            await asyncio.sleep(max(0.0, began_at + DEFERRAL_SECONDS - keepers.clock.now()))
+            await self._deferral_was_noticed()
         await self._publish_span(self._handed, settler)
         await remove_files(self._handed)
         # After a TaskFailedEvent Airflow would retry the task, which would then succeed with nothing to keep. So a
@@ -257,6 +233,25 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             yield TriggerEvent({"error": problem})  # type: ignore[no-untyped-call]
         else:
             yield TaskSuccessEvent()
+
+    async def _use_when_possible(self, keepers: TriggererKeepers, handed: HandedLease) -> Keeper:
+        """Return the keeper of the batch's connection; while Airflow does not give the connection, ask again.
+
+        Nothing else would keep the messages, and they last until their deadlines.
+
+        Raises:
+            SqsError: There is no client, and another try would not help.
+        """
+        pause_seconds = FIRST_CLIENT_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._use(keepers, handed.connection, handed.queue_url)
+            except SqsError as error:
+                if error.verdict is Verdict.REFUSED:
+                    raise
+                logger.warning("%s. Its messages are not extended before; trying again in %g s", error, pause_seconds)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_CLIENT_PAUSE_SECONDS)
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release all held messages: no keeper follows."""
@@ -272,29 +267,19 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             handed.queue_url, handed.trace, received_at=self._received_at, counts=settler.progress.counts()
         )
 
-    @shielded
-    async def cleanup(self) -> None:
+    async def _let_go(self) -> None:
         """Extend the held leases once and release nothing: the next process adopts them.
 
         A note cannot be written here: when a triggerer stops, its supervisor no longer answers the triggers. After a
         stall nothing is extended: another triggerer may hold the leases by now.
         """
-        keepers, shared_keeper = self._keepers, self._shared_keeper
         batch, self._batch = self._batch, None
-        self._lease_log.flush()
-        try:
-            if keepers is not None and batch is not None:
-                if self._stood_still(keepers):
-                    batch.forget()
-                else:
-                    await last_calls(batch, batch.pass_on(self.handoff_timeout_seconds))
-            if keepers is not None and shared_keeper is not None:
-                await keepers.release(shared_keeper)
-        except Exception:
-            # Airflow drops what cleanup() raises.
-            logger.exception("The keeper's trigger could not be ended properly")
-        finally:
-            self._shared_keeper = None
+        if batch is None or self._keepers is None:
+            return
+        if self._stood_still(self._keepers):
+            batch.forget()
+        else:
+            await last_calls(batch, batch.pass_on(self.handoff_timeout_seconds))
 
     @shielded
     async def on_kill(self) -> None:
@@ -319,10 +304,8 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.warning("Leaving the leases alone, because earlier settlements, or those elsewhere, are not known")
             batch.forget()
             return
-        task = run_of(self.task_instance)
-        receiving = self._receiving(task)
         try:
-            then = await self._decide_after_action(task, receiving, handed, keepers)
+            then = await self._decide_after_action(handed, keepers)
         except CommsError as error:
             logger.warning(
                 "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
@@ -332,78 +315,70 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
             # In a cleared run this note would replace the one about the new batch.
             if then is _AfterAction.RELEASE:
-                await note_end(receiving, handed.batch_id, handed.messages, settler.progress.note())
+                await settler.progress.write_end()
             await self._release(batch, handed)
         elif then is _AfterAction.EXTEND:
-            await self._leave_to_the_next_try(task, batch, handed, settler, keepers)
+            await self._leave_to_the_next_try(batch, handed, settler, keepers)
         else:
             batch.forget()
 
     async def _leave_to_the_next_try(
-        self, task: RunOfTask, batch: Batch, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
+        self, batch: Batch, handed: HandedLease, settler: Settler, keepers: TriggererKeepers
     ) -> None:
-        receiving = self._receiving(task)
         written = await hand_on(batch, handed.policy, self.handoff_timeout_seconds, keepers.clock)
-        note = settler.progress.note_for_next_try(written)
+        await settler.progress.write_for_next_try(written)
         left = replace(handed, written=written, messages=len(written.leases))
         try:
-            await publish(receiving, PROGRESS_KEY, note.encode(), patience_seconds=0)
             # Read by the sensor if it is cleared before this task begins again.
-            await publish(task, HANDED_KEY, left.encode(receiving), patience_seconds=0)
+            await publish(self._task, HANDED_KEY, left.encode(self._receiving), patience_seconds=0)
         except CommsError as error:
-            logger.warning("How long the leases last cannot be written for the keeper's next try: %s", error)
+            logger.warning("A sensor that is cleared now will not find what this keeper held: %s", error)
 
-    async def _decide_after_action(
-        self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers
-    ) -> _AfterAction:
+    async def _decide_after_action(self, handed: HandedLease, keepers: TriggererKeepers) -> _AfterAction:
         """Ask Airflow, until it answers, what to do with the batch. The keeper holds it meanwhile."""
         ends_at = keepers.clock.now() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._decide_by_states(task, receiving, handed)
+                return await self._decide_by_states(handed)
             except NoAnswerError as error:
                 if keepers.clock.now() >= ends_at:
                     raise
                 logger.warning("Asking again who keeps the messages: %s", error)
 
-    async def _decide_by_states(self, task: RunOfTask, receiving: RunOfTask, handed: HandedLease) -> _AfterAction:
-        states = (await task_states(task.dag_id, [task.run_id], [task.task_id, receiving.task_id])).get(task.run_id, {})
-        if begins_again(receiving, states):
+    async def _decide_by_states(self, handed: HandedLease) -> _AfterAction:
+        states = await self._states([self._task.task_id, self._receiving.task_id])
+        if begins_again(self._receiving, states):
             return _AfterAction.RELEASE_OF_CLEARED
-        state = states.get(task.task_id, "removed")
+        state = states.get(self._task.task_id, "removed")
         if state in ENDED:
-            note = await read_progress(receiving, handed.batch_id)
+            note = await read_progress(self._receiving, handed.batch_id)
             has_ended = note is not None and len(note.settled) == handed.messages
             # Airflow had moved the trigger to another triggerer, which has already noted the end of the batch.
             return _AfterAction.LEAVE if has_ended else _AfterAction.RELEASE
-        if not await self._is_still_the_runs(receiving, handed):
+        if not await self._is_still_the_runs(handed):
             return _AfterAction.RELEASE_OF_CLEARED
         return _AfterAction.LEAVE if state == "deferred" else _AfterAction.EXTEND
 
-    async def _is_still_the_runs(self, receiving: RunOfTask, handed: HandedLease) -> bool:
+    async def _states(self, task_ids: Collection[str]) -> TaskStates:
+        """Ask for the states of some tasks of the run."""
+        task = self._task
+        return (await task_states(task.dag_id, [task.run_id], task_ids)).get(task.run_id, {})
+
+    async def _is_still_the_runs(self, handed: HandedLease) -> bool:
         """Whether the receiving task still has this batch, and not another one that the keeper will get instead."""
-        lease = await pull(receiving, LEASE_KEY)
-        return lease is not None and HandedLease.decode_head(lease, receiving).batch_id == handed.batch_id
+        lease = await pull(self._receiving, LEASE_KEY)
+        return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
 
     @staticmethod
     def _stood_still(keepers: TriggererKeepers) -> bool:
         """Whether this process stood still a moment ago: Airflow may not have told it yet which triggers moved."""
         return keepers.clock.now() - keepers.poller.stalled_until() < AFTER_STALL_SECONDS
 
-    def _receiving(self, task: RunOfTask) -> RunOfTask:
-        return RunOfTask(task.dag_id, task.run_id, self.receive_task_id)
-
     async def _adopt(
-        self,
-        task: RunOfTask,
-        handed: HandedLease,
-        keepers: TriggererKeepers,
-        shared_keeper: SharedKeeper,
-        signals: FailureSignals | None,
+        self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper, signals: FailureSignals | None
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
-        receiving = self._receiving(task)
-        progress = await self._progress(receiving, handed, keepers, shared_keeper)
+        progress = await self._progress(handed, keepers, keeper)
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
         written = self._with_extensions(progress.newest(handed.written), keepers.clock)
@@ -411,25 +386,25 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
         in_doubt = any(lease.doubtful for lease in to_hold)
-        batch = shared_keeper.open_batch(
+        batch = keeper.open_batch(
             handed.queue_url,
-            Never(visibility=handed.policy.visibility_seconds)
-            if in_doubt and await self._is_over(task)
+            policy=Never(visibility=handed.policy.visibility_seconds)
+            if in_doubt and await self._is_over()
             else handed.policy,
-            self._happened,
-            PublishedMessages(receiving, handed.manifest_uri),
-            handed.batch_id,
+            on_event=self._happened,
+            message_source=PublishedMessages(self._receiving, handed.manifest_uri),
+            batch_id=handed.batch_id,
         )
         if (meanwhile := self._batch) is not None:
             meanwhile.forget()
         self._batch = batch
         await adopt(batch, to_hold, keepers.rounds)
         return Settler(
-            task,
-            receiving,
+            self._task,
+            self._receiving,
             batch,
             leases,
-            self._work_tasks(),
+            [WorkTask(**arguments) for arguments in self.work],
             decode_failure_rule(self.on_failure),
             clock=keepers.clock,
             inherited=progress,
@@ -437,11 +412,10 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
             ordered=self.ordered,
         )
 
-    async def _is_over(self, task: RunOfTask) -> bool:
+    async def _is_over(self) -> bool:
         """Whether all work has ended: a lease in doubt is then not extended, because its message is not needed here."""
-        work = [one["task_id"] for one in self.work]
         try:
-            states = (await task_states(task.dag_id, [task.run_id], work)).get(task.run_id, {})
+            states = await self._states([work["task_id"] for work in self.work])
         except CommsError as error:
             logger.warning("Whether the work has ended cannot be read; its leases are extended: %s", error)
             return False
@@ -462,9 +436,7 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         ]
         return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
-    async def _progress(
-        self, receiving: RunOfTask, handed: HandedLease, keepers: TriggererKeepers, shared_keeper: SharedKeeper
-    ) -> Progress:
+    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress:
         """Read the progress note: the settlements so far, and the deadline of the leases.
 
         While Airflow does not answer, all messages are held, in a batch without events and counts.
@@ -476,12 +448,11 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
         hold_from = max(keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS)
         while True:
             try:
-                return replace(await self._read_progress(receiving, handed), batch_id=handed.batch_id)
+                return replace(await self._read_progress(handed), batch_id=handed.batch_id)
             except NoAnswerError as error:
                 if keepers.clock.now() >= hold_from and self._batch is None:
                     logger.warning("Holding all messages until Airflow says which were settled before: %s", error)
-                    source = PublishedMessages(receiving, handed.manifest_uri)
-                    self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, _ignore, source)
+                    self._batch = keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=_ignore)
                     await adopt(self._batch, written, keepers.rounds)
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
@@ -489,26 +460,23 @@ class SqsLeaseKeeperTrigger(BaseTrigger):
                 logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
                 return Progress(batch_id=handed.batch_id)
 
-    async def _read_progress(self, receiving: RunOfTask, handed: HandedLease) -> Progress:
-        progress = await read_progress(receiving, handed.batch_id)
+    async def _read_progress(self, handed: HandedLease) -> Progress:
+        progress = await read_progress(self._receiving, handed.batch_id)
         if progress is not None:
             return progress
-        if await self._is_still_the_runs(receiving, handed):
+        if await self._is_still_the_runs(handed):
             return Progress()
         logger.warning("The run was cleared: its messages are or were given back, so they are not taken over")
         return Progress(dict.fromkeys(range(handed.messages), Outcome.LOST))
 
-    def _signals(self, task: RunOfTask) -> FailureSignals | None:
+    def _signals(self) -> FailureSignals | None:
         if not are_reported():
             return None
+        task = self._task
         return FailureSignals.to(task.dag_id, task.run_id, task.task_id, [work["task_id"] for work in self.work])
 
-    def _work_tasks(self) -> list[WorkTask]:
-        return [WorkTask(**arguments) for arguments in self.work]
-
     def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
-        self._log_context.run(self._lease_log.happened, event)
+        super()._happened(event)
         if self._settler is not None:
             self._settler.happened(event)
         if self._losses is not None:

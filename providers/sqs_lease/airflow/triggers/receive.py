@@ -20,18 +20,17 @@ behind it in its group are released and come after it.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from airflow.sdk.configuration import conf
-from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.requests import (
     RETURN_VALUE_KEY,
@@ -40,7 +39,6 @@ from sqs_lease.airflow.airflow_api.requests import (
     RunOfTask,
     publish,
     pull,
-    run_of,
 )
 from sqs_lease.airflow.connection import AwsConnection
 from sqs_lease.airflow.filters import MessageFilter, OpenFilter, UnmatchedRule, decode_unmatched
@@ -57,33 +55,24 @@ from sqs_lease.airflow.payload import (
     why_unpublishable,
 )
 from sqs_lease.airflow.triggers.shared import (
-    DEFERRAL_SECONDS,
-    SharedKeeper,
+    LeaseTrigger,
     TriggererKeepers,
     last_calls,
-    shielded,
-    triggerer_keepers,
 )
-from sqs_lease.clock import Clock
 from sqs_lease.core import policies
 from sqs_lease.core.calls import Verdict
-from sqs_lease.core.events import LeaseEvent
 from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
-from sqs_lease.keeper.batch import Batch, KeeperClosedError
+from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError
 from sqs_lease.keeper.endings import cancelled_once
-from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Keeper
-from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import trace_of, traceparent_here
-from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.console import console_link
 from sqs_lease.sqs.errors import SqsError
-from sqs_lease.sqs.transport import Transport
 from sqs_lease.sqs.validation import FIFO_SUFFIX
 
 logger = logging.getLogger(__name__)
@@ -98,7 +87,7 @@ FAILED: Final = "failed"
 """Status of the event when a retry may help."""
 
 
-class SqsLeaseReceiveTrigger(BaseTrigger):
+class SqsLeaseReceiveTrigger(LeaseTrigger):
     """The trigger that receives one batch.
 
     Args:
@@ -106,15 +95,11 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.options = ReceiveOptions(**options)
-        self._keepers: TriggererKeepers | None = None
-        self._shared_keeper: SharedKeeper | None = None
         self._batch: Batch | None = None  # until it was handed on
         self._stored: HandedLease | None = None
         self._is_written = False
-        self._lease_log = LeaseLog(self.options.queue)
-        self._log_context = contextvars.copy_context()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and its arguments, for Airflow."""
@@ -122,50 +107,38 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for messages and end the task: with them, skipped, or by resuming it to fail."""
-        task = run_of(self.task_instance)
-        self._log_context = contextvars.copy_context()
-        self._keepers = keepers = triggerer_keepers()
-        await keepers.ready()
+        keepers = await self._begin()
         try:
-            if await self._was_handed_on(task, keepers):
+            if await self._was_handed_on(keepers):
                 yield TaskSuccessEvent()
                 return
-            collector = await self._received(task, keepers)
+            collector = await self._received(keepers)
         except SqsError as error:
             for_good = error.verdict is Verdict.REFUSED
-            yield await self._failure(keepers, FAILED_FOR_GOOD if for_good else FAILED, str(error))
+            yield await self._failure(FAILED_FOR_GOOD if for_good else FAILED, str(error))
             return
         except ValueError as error:
-            yield await self._failure(keepers, FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
+            yield await self._failure(FAILED_FOR_GOOD, f"queue {self.options.queue}: {error}")
             return
         if collector is None:
             if self.options.skip_when_expired:
                 logger.info("No message of %s came in time: skipping", self.options.queue)
                 yield TaskSkippedEvent()
             else:
-                yield await self._failure(keepers, TIMED_OUT, f"no message of {self.options.queue} came in time")
+                yield await self._failure(TIMED_OUT, f"no message of {self.options.queue} came in time")
             return
         try:
-            await self._hand_on(task, collector)
+            await self._hand_on(collector)
         except PayloadError as error:
             # Given back here, because the trigger ends seconds later.
             await self._give_back()
-            yield await self._failure(keepers, FAILED, str(error))
+            yield await self._failure(FAILED, str(error))
             return
         yield TaskSuccessEvent()
 
-    @shielded
-    async def cleanup(self) -> None:
+    async def _let_go(self) -> None:
         """Release messages that were received but not handed on."""
-        try:
-            await self._give_back()
-            if self._keepers is not None and self._shared_keeper is not None:
-                await self._keepers.release(self._shared_keeper)
-        except Exception:
-            # Airflow drops what cleanup() raises.
-            logger.exception("The sensor's trigger could not be ended properly")
-        finally:
-            self._shared_keeper = None
+        await self._give_back()
 
     async def _give_back(self) -> None:
         batch, self._batch = self._batch, None
@@ -175,125 +148,108 @@ class SqsLeaseReceiveTrigger(BaseTrigger):
             if stored is not None:
                 await remove_files(stored)
 
-    async def _received(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+    async def _received(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive; when cancelled, wait for the polls under way, because only this trigger holds their messages."""
-        receiving = keepers.loop.create_task(self._receive(task, keepers))
+        receiving = keepers.loop.create_task(self._receive(keepers))
         try:
             return await asyncio.shield(receiving)
         except asyncio.CancelledError:
             await cancelled_once(receiving)
             raise
 
-    async def _receive(self, task: RunOfTask, keepers: TriggererKeepers) -> Collector | None:
+    async def _receive(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive until there is a batch; return None when the time is up without one."""
-        shared_keeper = await self._acquired(keepers, AwsConnection.decode(self.options.connection))
-
-        def open_batch(queue_url: str, policy: RenewalPolicy) -> Batch:
-            self._batch = shared_keeper.open_batch(queue_url, policy, self._happened, batch_id=self.options.batch_id)
-            return self._batch
-
-        collector = await Collector.open(
-            self.options,
-            shared_keeper.keeper,
-            shared_keeper.transport,
-            open_batch,
-            task,
-            traceparent_here(),
-            keepers.clock,
-        )
+        keeper = await self._use(keepers, AwsConnection(**self.options.connection), self.options.queue)
+        collector = await Collector.open(self.options, keeper, self._task, self._happened, traceparent_here())
+        self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None
 
-    async def _acquired(self, keepers: TriggererKeepers, connection: AwsConnection) -> SharedKeeper:
-        if self._shared_keeper is None:
-            with translate_client_errors(self.options.queue):
-                self._shared_keeper = await keepers.acquire(connection)
-        return self._shared_keeper
-
-    async def _hand_on(self, task: RunOfTask, collector: Collector) -> None:
+    async def _hand_on(self, collector: Collector) -> None:
         """Extend the leases once, publish them and their messages, and forget them.
 
         Once the leases are written, they are no longer this trigger's: if it is cancelled then, it may have been moved
         to another triggerer, which finds them. Messages that Airflow does not take are given back.
         """
         try:
-            await self._publish(task, *await collector.hand_on())
+            while not await self._is_published(collector):
+                pass
         except asyncio.CancelledError:
-            if self._is_written:
-                self._forget()
+            if not self._is_written:
+                raise
+            self._batch = None
+            collector.batch.forget()
             raise
+        self._batch = None
+        collector.batch.forget()
+
+    async def _is_published(self, collector: Collector) -> bool:
+        """Publish the batch; or settle the messages that Airflow does not take, and return False."""
+        try:
+            await self._publish(*await collector.hand_on())
         except Exception as error:
             if isinstance(error, NoAnswerError | PayloadError) or self.options.payload is not None:
                 raise
-            refused = await find_refused(collector.batch.messages(), partial(publish, task, RETURN_VALUE_KEY))
+            refused = await find_refused(collector.batch.messages(), partial(publish, self._task, RETURN_VALUE_KEY))
             if not refused or not await collector.settle_refused(refused):
                 raise
-            await self._hand_on(task, collector)
-        else:
-            self._forget()
+            return False
+        return True
 
-    def _forget(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.forget()
-
-    async def _publish(
-        self, task: RunOfTask, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue
-    ) -> None:
-        self._stored = handed
+    async def _publish(self, handed: HandedLease, lease: Mapping[str, Any], published: BatchValue) -> None:
+        task, self._stored = self._task, handed
         # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
         # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
         # over them (Airflow 3.3.2).
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
-        await publish(RunOfTask(task.dag_id, task.run_id, self.options.keeper_task_id), HANDED_KEY, lease)
+        await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # The queue was given by its name or ARN, so the task itself could not know the link.
-            await self._publish_link(task, link)
+            await self._publish_link(link)
 
-    async def _was_handed_on(self, task: RunOfTask, keepers: TriggererKeepers) -> bool:
+    async def _was_handed_on(self, keepers: TriggererKeepers) -> bool:
         """Whether this try had handed its batch on before its process was killed.
 
-        If only the leases were published, or if one of them has lapsed, the batch is given back instead.
+        If only the leases were published, or a part of the messages (see :func:`find_refused`), or if a lease has
+        lapsed, the batch is given back instead.
 
         Airflow deletes a task's XComs when its next try begins, so the XComs that are there are of this try.
         """
         try:
-            lease, published = await pull(task, LEASE_KEY), await pull(task, RETURN_VALUE_KEY)
-            handed = None if lease is None else await load_lease(lease, task)
+            lease, published = await pull(self._task, LEASE_KEY), await pull(self._task, RETURN_VALUE_KEY)
+            handed = None if lease is None else await load_lease(lease, self._task)
         except (CommsError, PayloadError) as error:
             logger.warning("Whether this task had received messages before cannot be read; receiving: %s", error)
             return False
         if handed is None:
             return False
         leases = handed.written.leases_now(keepers.clock, handed.queue_url)
-        if published is not None and not any(lease.doubtful for lease in leases):
+        is_whole = isinstance(published, Mapping) or (
+            isinstance(published, Sequence) and len(published) == handed.messages
+        )
+        if is_whole and not any(lease.doubtful for lease in leases):
             logger.info("This task had handed %d messages on before its triggerer was lost", len(leases))
             return True
-        shared_keeper = await self._acquired(keepers, handed.connection)
-        self._batch = shared_keeper.open_batch(handed.queue_url, handed.policy, self._happened)
+        keeper = await self._use(keepers, handed.connection, handed.queue_url)
+        self._batch = keeper.open_batch(handed.queue_url, policy=handed.policy, on_event=self._happened)
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
         await self._give_back()
         return False
 
-    async def _publish_link(self, task: RunOfTask, link: str) -> None:
+    async def _publish_link(self, link: str) -> None:
         try:
-            await publish(task, LINK_KEY, link, patience_seconds=0)
+            await publish(self._task, LINK_KEY, link, patience_seconds=0)
         except CommsError as error:
             logger.warning("The link to the queue cannot be published: %s", error)
 
-    async def _failure(self, keepers: TriggererKeepers, status: str, error: str) -> TriggerEvent:
+    async def _failure(self, status: str, error: str) -> TriggerEvent:
         logger.error("%s", error)
-        # Airflow must have noticed the end of the deferring process, see DEFERRAL_SECONDS.
-        await asyncio.sleep(max(0.0, self.options.deferred_at + DEFERRAL_SECONDS - keepers.clock.wall()))
+        await self._deferral_was_noticed()
         return TriggerEvent({"status": status, "error": error})  # type: ignore[no-untyped-call]
-
-    def _happened(self, event: LeaseEvent) -> None:
-        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
-        self._log_context.run(self._lease_log.happened, event)
 
 
 LAST_SETTLEMENTS_SECONDS: Final = 10.0
@@ -307,9 +263,6 @@ _CANNOT_BE_USED: Final = "cannot be used, or wait for one of those"
 _NAMED_IN_LOG: Final = 5
 """How many messages one line of the log names."""
 
-
-OpenBatch: TypeAlias = Callable[[str, RenewalPolicy], Batch]
-"""Opens the batch, by its queue's URL and its policy."""
 
 Published: TypeAlias = tuple[HandedLease, dict[str, Any], BatchValue]
 """A batch for its keeper, the same as plain values, and the return value of the receiving task."""
@@ -328,73 +281,58 @@ class Collector:
         self,
         options: ReceiveOptions,
         keeper: Keeper,
-        open_receiver: Callable[[], Receiver],
-        open_batch: OpenBatch,
+        receiving: RunOfTask,
+        queue_url: str,
         policy: RenewalPolicy,
         opened_filter: OpenFilter | None,
-        receiving: RunOfTask,
+        on_event: EventListener,
         received_in: str,
-        clock: Clock,
     ) -> None:
-        self._receiver = open_receiver()
-        self.queue_url = self._receiver.queue_url
+        self.queue_url = queue_url
         self.policy = policy
+        self.batch = keeper.open_batch(queue_url, policy=policy, on_event=on_event, batch_id=options.batch_id)
         self._options = options
         self._lease = options.lease()
         self._keeper = keeper
-        self._open_receiver = open_receiver
-        self._open_batch = open_batch
+        self._clock = keeper.clock
+        self._receiver = self._open_receiver()
         self._filter = opened_filter
         self._unmatched_rule: UnmatchedRule = (
             expire() if options.unmatched is None else decode_unmatched(options.unmatched)
         )
         self._receiving = receiving
         self._received_in = received_in
-        self._clock = clock
         self._random = Random()
         self._sorting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._unusable: dict[str, list[str]] = {}  # message ids by the reason, since the last log line
         self._bytes_left: int | None = None
         self._stopped = False
-        self.batch = open_batch(self.queue_url, policy)
 
     @classmethod
     async def open(
-        cls,
-        options: ReceiveOptions,
-        keeper: Keeper,
-        transport: Transport,
-        open_batch: OpenBatch,
-        receiving: RunOfTask,
-        received_in: str,
-        clock: Clock,
-    ) -> Collector:
+        cls, options: ReceiveOptions, keeper: Keeper, receiving: RunOfTask, on_event: EventListener, received_in: str
+    ) -> Self:
         """Look up the queue, and decide how to hold its messages.
 
         Args:
             options: The options of the batch.
             keeper: Holds the received messages.
-            transport: How the queue is reached.
-            open_batch: Opens the batch with that keeper.
             receiving: The task that receives.
+            on_event: Called with each event of the batch's leases.
             received_in: The task's span, as W3C trace context.
-            clock: The keeper's clock.
 
         Raises:
             SqsError: The queue cannot be used.
             ValueError: An option is out of range, or ``queue`` is not a queue name, URL or ARN.
         """
-        queue_url = await transport.queue_url(options.queue)
-        attributes = await transport.queue_attributes(queue_url)
+        queue_url = await keeper.transport.queue_url(options.queue)
+        attributes = await keeper.transport.queue_attributes(queue_url)
         policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
-        # Rounded up: it does no harm if a lease lasts longer than its policy assumes.
-        visibility_seconds = math.ceil(policy.visibility_seconds)
-        open_receiver = partial(Receiver, transport, queue_url, visibility_seconds=visibility_seconds, clock=clock)
         opened = None if options.filter is None else await OpenFilter.open(MessageFilter(**options.filter))
-        return cls(options, keeper, open_receiver, open_batch, policy, opened, receiving, received_in, clock)
+        return cls(options, keeper, receiving, queue_url, policy, opened, on_event, received_in)
 
     async def collect(self, wait_until: float) -> bool:
         """Receive until the batch has messages, or the time is up.
@@ -448,18 +386,16 @@ class Collector:
     async def hand_on(self) -> Published:
         """Extend every lease once by the hand-off timeout, and make the batch publishable.
 
-        The batch is held, without calls, until it was published, so that messages that Airflow refuses can be given
-        back.
+        The batch is held until it was published, so that messages that Airflow refuses can be given back.
 
         Raises:
             PayloadError: The batch cannot be stored.
         """
         contents = {message.receipt: message for message in self.batch.messages()}
-        written = await hand_on(self.batch, self.policy, self._options.handoff_timeout_seconds, self._clock)
+        seconds = self._options.handoff_timeout_seconds
+        written = await hand_on(self.batch, self.policy, seconds, self._clock, hold_on=True)
         messages = [contents[lease.receipt] for lease in written.leases]
-        self.batch = self._open_batch(self.queue_url, self.policy)
-        await adopt(self.batch, written.leases_now(self._clock, self.queue_url), RoundLimiter(), messages)
-        connection = AwsConnection.decode(self._options.connection)
+        connection = AwsConnection(**self._options.connection)
         trace = await trace_of(messages, self._received_in)
         handed = HandedLease(self.queue_url, self.policy, connection, written, len(messages), trace=trace)
         logger.info("Received %d messages of %s", len(messages), self.queue_url)
@@ -487,6 +423,13 @@ class Collector:
         self._stopped = True
         self._receiver.stop()
 
+    def _open_receiver(self) -> Receiver:
+        # Rounded up: it does no harm if a lease lasts longer than its policy assumes.
+        visibility_seconds = math.ceil(self.policy.visibility_seconds)
+        return Receiver(
+            self._keeper.transport, self.queue_url, visibility_seconds=visibility_seconds, clock=self._clock
+        )
+
     def _received(self, reception: Reception, aside: Batch) -> None:
         if self._filter is None:
             self._take(partial(_hold, reception), reception.messages, aside, {})
@@ -501,7 +444,7 @@ class Collector:
         unsorted = self._keeper.open_batch(self.queue_url, policy=self.policy)
         _hold(reception, unsorted, reception.messages)
         answers = await opened_filter.answers(reception.messages)
-        hold = partial(_hold_on, reception, unsorted.leases(), self.policy.visibility_seconds)
+        hold = partial(_hold_on, unsorted.leases())
         self._keeper.drop(unsorted)
         answered = list(zip(reception.messages, answers, strict=True))
         undecided = {message.receipt: answer for message, answer in answered if isinstance(answer, str)}
@@ -622,17 +565,11 @@ def _hold(reception: Reception, batch: Batch, messages: Sequence[Message]) -> No
     batch.add(messages, received_at=reception.received_at, sent_at=reception.sent_at)
 
 
-def _hold_on(
-    reception: Reception, leases: Sequence[Lease], visibility_seconds: float, batch: Batch, messages: Sequence[Message]
-) -> None:
+def _hold_on(leases: Sequence[Lease], batch: Batch, messages: Sequence[Message]) -> None:
     """Hold messages that were held during the filter; those with leases lost meanwhile are left out."""
     held = {lease.receipt: lease for lease in leases}
     messages = [message for message in messages if message.receipt in held]
-    as_received = reception.sent_at + visibility_seconds
-    if any(lease.doubtful or lease.deadline > as_received for lease in leases):
-        batch.adopt([held[message.receipt] for message in messages], messages)
-    else:
-        _hold(reception, batch, messages)
+    batch.adopt([held[message.receipt] for message in messages], messages)
 
 
 TAKEOVER_MARGIN_SECONDS: Final = 30.0
@@ -704,11 +641,10 @@ class ReceiveOptions:
     Attributes:
         queue: The queue's URL, name or ARN.
         batch_id: Names the batch for its keeper.
-        connection: The connection to AWS, as :meth:`AwsConnection.encode` gives it.
+        connection: The fields of the :class:`AwsConnection`.
         policy: The renewal policy, as :func:`~sqs_lease.core.specs.encode_policy` gives it.
         max_messages: Most messages.
         linger_seconds: How long to wait for more after the first.
-        deferred_at: When the task deferred, in seconds since the epoch.
         expires_at: Until when to wait for a first message, in seconds since the epoch.
         skip_when_expired: Whether the task is then skipped instead of failed.
         keeper_task_id: The keeper's task in the same run.
@@ -727,7 +663,6 @@ class ReceiveOptions:
     policy: dict[str, Any]
     max_messages: int
     linger_seconds: float
-    deferred_at: float
     expires_at: float
     skip_when_expired: bool
     keeper_task_id: str

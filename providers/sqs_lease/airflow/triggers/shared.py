@@ -3,14 +3,11 @@
 This module is the only place with state in the triggerer process. The first user of a keeper opens it and the last one
 closes it, so a changed Airflow connection takes effect as soon as nothing uses the old client.
 
+:class:`LeaseTrigger` is what the triggers that hold messages have in common.
+
 :func:`shielded` runs a trigger's cleanup to completion. After a user acts on the task, or its deferral times out, the
 triggerer cancels the trigger again every second until it has ended. That would cut off everything that takes longer: a
 long poll that must come back, calls about thousands of messages, an answer from a busy supervisor.
-
-:func:`raises_type_errors_only` is for stored arguments. If the class of a trigger raises a TypeError, Airflow's
-triggerer logs it, gives that trigger up, and goes on. Any other error ends the triggerer and all its triggers, again
-after each restart, because the arguments are still in the database. They were valid when the DAG was parsed, but may
-not be in the triggerer: another release of this package may run there, or one without the extras of the DAG processor.
 
 The keepers' work is published as Airflow's own metrics (StatsD, Datadog or OpenTelemetry). All carry the tag ``queue``,
 the queue's name; a StatsD server without tags gets the sums over all queues.
@@ -30,23 +27,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, Final, TypeAlias, TypeVar
+
+from airflow.triggers.base import BaseTrigger
 
 from sqs_lease.airflow.airflow_api.polling import StatePoller
-from sqs_lease.airflow.airflow_api.requests import request_limiter, stats
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, request_limiter, run_of, stats
 from sqs_lease.airflow.connection import CLIENTS, AwsConnection, load_client_code, open_transport
 from sqs_lease.clock import Clock, SystemClock
-from sqs_lease.core.events import Outcome
-from sqs_lease.core.policies import RenewalPolicy
-from sqs_lease.keeper.batch import Batch, EventListener, MessageSource
+from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
+from sqs_lease.keeper.lease_log import LeaseLog
+from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -67,34 +67,11 @@ GetReady: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class SharedKeeper:
-    """A keeper, its transport, and the number of its users. Made by :meth:`TriggererKeepers.acquire`."""
+    """A keeper and the number of its users. Made by :meth:`TriggererKeepers.acquire`."""
 
     connection: AwsConnection
     keeper: Keeper
-    transport: Transport
     users: int = 0
-
-    def open_batch(
-        self,
-        queue_url: str,
-        policy: RenewalPolicy,
-        listener: EventListener,
-        source: MessageSource | None = None,
-        batch_id: str | None = None,
-    ) -> Batch:
-        """Open a batch.
-
-        It runs in a separate context: the keeper's calls serve many triggers, so their log lines must not go to one.
-        """
-        opened = partial(
-            self.keeper.open_batch,
-            queue_url,
-            policy=policy,
-            on_event=listener,
-            message_source=source,
-            batch_id=batch_id,
-        )
-        return Context().run(opened)
 
 
 class TriggererKeepers:
@@ -150,8 +127,10 @@ class TriggererKeepers:
                         clock=self.clock,
                         meter=self._meter,
                         quiet_after_stall_seconds=QUIET_AFTER_STALL_SECONDS,
+                        # Its calls serve many triggers, so their log lines must not go to one.
+                        context=Context(),
                     )
-                    self._keepers[connection] = SharedKeeper(connection, keeper, transport)
+                    self._keepers[connection] = SharedKeeper(connection, keeper)
                     if self._measuring is None or self._measuring.done():
                         self._measuring = self.loop.create_task(
                             self._measure(), name="sqs-lease metrics", context=Context()
@@ -166,7 +145,7 @@ class TriggererKeepers:
         if shared.users == 0:
             del self._keepers[shared.connection]
             await shared.keeper.close(Leaving.NOTHING)
-            await shared.transport.aclose()
+            await shared.keeper.transport.aclose()
 
     async def _measure(self) -> None:
         gauges = Gauges()
@@ -263,36 +242,67 @@ async def _after(before: asyncio.Task[None], running: Coroutine[Any, Any, None])
     await running
 
 
-_Arguments = ParamSpec("_Arguments")
+class LeaseTrigger(BaseTrigger):
+    """A trigger that holds the messages of one task: its keeper, its log, and its end."""
 
+    _task: RunOfTask  # from _begin() on
 
-def raises_type_errors_only(
-    where: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> Callable[[Callable[_Arguments, None]], Callable[_Arguments, None]]:
-    """Make a trigger's ``__init__`` raise only TypeError.
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._keepers: TriggererKeepers | None = None
+        self._shared_keeper: SharedKeeper | None = None
+        self._lease_log: LeaseLog | None = None
+        self._log_context = copy_context()
+        self._began_at = 0.0
 
-    Args:
-        where: Tells from the keyword arguments whether they are stored ones; by default they always are.
-    """
+    async def _begin(self) -> TriggererKeepers:
+        """Wait until this trigger may begin; return what the triggers of this process share."""
+        self._task = run_of(self.task_instance)
+        self._log_context = copy_context()
+        self._keepers = keepers = triggerer_keepers()
+        self._began_at = asyncio.get_running_loop().time()
+        await keepers.ready()
+        return keepers
 
-    def decorated(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-        @wraps(init)
-        def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-            try:
-                init(*args, **kwargs)
-            except TypeError:
-                raise
-            except Exception as error:
-                if not where(kwargs):
-                    raise
-                raise TypeError(
-                    f"{type(args[0]).__name__} cannot be made from its stored arguments in this triggerer, which must "
-                    f"run the same release of sqs-lease, with the same extras, as the DAG processor: {error!r}"
-                ) from error
+    async def _use(self, keepers: TriggererKeepers, connection: AwsConnection, queue: str) -> Keeper:
+        """Return the keeper of a connection, which this trigger uses until its end.
 
-        return guarded
+        Raises:
+            SqsError: The client cannot be made.
+        """
+        if self._shared_keeper is None:
+            with translate_client_errors(queue):
+                self._shared_keeper = await keepers.acquire(connection)
+            self._lease_log = LeaseLog(queue)
+        return self._shared_keeper.keeper
 
-    return decorated
+    async def _deferral_was_noticed(self) -> None:
+        """Wait until Airflow has noticed the end of the process that deferred, see :data:`DEFERRAL_SECONDS`."""
+        await asyncio.sleep(max(0.0, self._began_at + DEFERRAL_SECONDS - asyncio.get_running_loop().time()))
+
+    def _happened(self, event: LeaseEvent) -> None:
+        """Log what happened to one of the leases."""
+        # The keeper's calls serve many triggers: a line reaches this task's log only in this trigger's context.
+        if self._lease_log is not None:
+            self._log_context.run(self._lease_log.happened, event)
+
+    async def _let_go(self) -> None:
+        """Stop holding the messages, at the end of the trigger."""
+        raise NotImplementedError
+
+    @shielded
+    async def cleanup(self) -> None:
+        """Stop holding the messages, and using the keeper."""
+        if self._lease_log is not None:
+            self._lease_log.flush()
+        shared_keeper, self._shared_keeper = self._shared_keeper, None
+        try:
+            await self._let_go()
+            if self._keepers is not None and shared_keeper is not None:
+                await self._keepers.release(shared_keeper)
+        except Exception:
+            # Airflow drops what cleanup() raises.
+            logger.exception("The trigger could not be ended properly")
 
 
 MEASURE_SECONDS: Final = 10.0

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -32,7 +33,6 @@ from sqs_lease.airflow.triggers.shared import (
     PollAge,
     SharedKeeper,
     TriggererKeepers,
-    raises_type_errors_only,
     triggerer_keepers,
 )
 from sqs_lease.clock import Clock
@@ -100,8 +100,6 @@ class SqsLeaseTrigger(BaseEventTrigger):
             raise TypeError(f"{cls.__name__} needs queue_url, the queue's URL, name or ARN: {cls.__name__}('orders')")
         return super().__new__(cls)
 
-    # A stored botocore_config is a string. DAG files give a mapping, so their authors see each error as it is.
-    @raises_type_errors_only(where=lambda arguments: isinstance(arguments.get("botocore_config"), str))
     def __init__(
         self,
         queue_url: str,
@@ -115,15 +113,17 @@ class SqsLeaseTrigger(BaseEventTrigger):
         botocore_config: Mapping[str, Any] | str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        check_queue(queue_url)
-        self.queue_url = queue_url
-        self.poll_seconds = seconds_of(poll_interval, name="poll_interval", minimum=1)
-        self.shortest_pause_seconds = seconds_of(shortest_pause, name="shortest_pause", minimum=1)
-        self.longest_pause_seconds = seconds_of(
-            longest_pause, name="longest_pause", minimum=self.shortest_pause_seconds
-        )
-        given = json.loads(botocore_config or "{}") if isinstance(botocore_config, str) else botocore_config
-        self.connection = AwsConnection.of(aws_conn_id, region_name, verify, given, queue=queue_url)
+        # A stored botocore_config is a string. DAG files give a mapping, so their authors see each error as it is.
+        with _only_type_errors() if isinstance(botocore_config, str) else nullcontext():
+            check_queue(queue_url)
+            self.queue_url = queue_url
+            self.poll_seconds = seconds_of(poll_interval, name="poll_interval", minimum=1)
+            self.shortest_pause_seconds = seconds_of(shortest_pause, name="shortest_pause", minimum=1)
+            self.longest_pause_seconds = seconds_of(
+                longest_pause, name="longest_pause", minimum=self.shortest_pause_seconds
+            )
+            given = json.loads(botocore_config or "{}") if isinstance(botocore_config, str) else botocore_config
+            self.connection = AwsConnection.of(aws_conn_id, region_name, verify, given, queue=queue_url)
         self.botocore_config: dict[str, Any] | None = dict(given) if given else None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -179,6 +179,26 @@ class SqsLeaseTrigger(BaseEventTrigger):
         """Count for this watcher alone, if its poll is not shared."""
         async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
             yield event
+
+
+@contextmanager
+def _only_type_errors() -> Iterator[None]:
+    """Raise a TypeError in place of any other error.
+
+    If the class of a trigger raises a TypeError, Airflow's triggerer logs it, gives that trigger up, and goes on. Any
+    other error ends the triggerer and all its triggers, again after each restart, because the arguments are still in
+    the database. They were valid when the DAG was parsed, but may not be in the triggerer: another release of this
+    package may run there.
+    """
+    try:
+        yield
+    except TypeError:
+        raise
+    except Exception as error:
+        raise TypeError(
+            "SqsLeaseTrigger cannot be made from its stored arguments in this triggerer, which must run the same "
+            f"release of sqs-lease, with the same extras, as the DAG processor: {error!r}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +260,7 @@ class _Poll:
         if self._shared_keeper is None:
             with translate_client_errors(self._queue):
                 self._shared_keeper = await self._keepers.acquire(self._connection)
-        transport = self._shared_keeper.transport
+        transport = self._shared_keeper.keeper.transport
         if self._queue_url is None:
             self._queue_url = await transport.queue_url(self._queue)
         counted = await transport.queue_attributes(self._queue_url)

@@ -23,7 +23,7 @@ const KEEPS = "keeps";
 const NOTE = "settled";
 const REPORT = "lease_report";
 
-/** A status seldom changes more often than every 30 s, so it is read no more often than this. */
+/** A status changes every 15 s at most, so it is read about as often. */
 const STATUS_SECONDS = 20;
 
 const AT_ONCE = 4;

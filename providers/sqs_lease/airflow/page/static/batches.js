@@ -3,7 +3,7 @@
 /** A triggerer without a heartbeat for so long counts as silent; Airflow's own default for its health. */
 const SILENT_SECONDS = 30;
 
-/** A status may be so old while all is well: a write every 30 s, and the pause of a busy triggerer. */
+/** A status may be so old while all is well: a write every 15 s, and the pause of a busy triggerer. */
 const LATE_SECONDS = 120;
 
 /** The parts of a batch, in the order in which they are drawn. */

@@ -35,7 +35,6 @@ def test_what_a_sensor_told_its_trigger_is_read_as_the_options_of_a_lease() -> N
         policy=encode_policy(Growing(visibility=300)),
         max_messages=7,
         linger_seconds=2.0,
-        deferred_at=0.0,
         expires_at=0.0,
         skip_when_expired=False,
         keeper_task_id="orders_keeper",

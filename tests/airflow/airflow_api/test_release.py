@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger
 import sqs_lease.airflow
 from sqs_lease.airflow.airflow_api import release
 
-PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 ANSWERS = (
     "a triggerer that gives each answer to the trigger that asked (TriggerCommsDecoder.start_reader); "
     "`from sqs_lease import lease` works there, within one task"

@@ -9,17 +9,19 @@ import pytest
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.sdk.serde import serialize
 from airflow.triggers.base import TaskSuccessEvent
+from botocore.exceptions import NoCredentialsError
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS, LONGEST_UNSIGNALLED_SECONDS
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.failure_rules import dead_letter, release
-from sqs_lease.core.policies import Never
+from sqs_lease.core.policies import Growing, Never
+from sqs_lease.sqs.errors import CredentialsError
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.virtual_triggerer import CHECK, KEEP, RUN_ID
+from tests.airflow.virtual_triggerer import CHECK, KEEP, RECEIVE, RUN_ID
 
 LOAD_WITHOUT_RETURN = WorkTask("load", returns=False)
 
@@ -64,6 +66,38 @@ def test_messages_are_visible_again_when_the_work_failed_and_nobody_could_signal
     world.run(scenario)
     assert world.report()["released"] == 3
     assert not world.events(AuditKind.DELETED)
+
+
+def test_messages_are_kept_by_a_triggerer_that_gets_its_connection_to_aws_only_after_a_while(
+    world: LeasedMessages,
+) -> None:
+    # On a busy machine the first answer of a new triggerer takes half a minute, and all its keepers wait for it.
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), Growing(visibility=180))
+        triggerer = world.triggerer("next")
+        triggerer.open_error = TimeoutError("Airflow gave no answer about the connection")
+        running = world.keep(triggerer)
+        await asyncio.sleep(90)
+        triggerer.open_error = None
+        await asyncio.sleep(600)
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        await running.ended()
+        assert world.message_states() == {}
+
+    world.run(scenario)
+    assert not world.events(AuditKind.EXPIRED)
+
+
+def test_a_keeper_without_credentials_fails_at_once(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer())
+        triggerer = world.triggerer("next")
+        triggerer.open_error = NoCredentialsError()
+        with pytest.raises(CredentialsError, match="orders"):
+            await world.keep(triggerer).ended()
+
+    world.run(scenario)
 
 
 def test_messages_are_held_while_the_work_waits_for_its_next_try(world: LeasedMessages) -> None:
@@ -269,9 +303,8 @@ def test_forty_keepers_of_a_dag_ask_once_a_second_for_all_of_them(supervisor: Sc
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer)
-        watches = [
-            triggerer.keepers.poller.watch("dag", f"run{number}", ["load", KEEP.task_id]) for number in range(40)
-        ]
+        tasks = ["load", RECEIVE.task_id, KEEP.task_id]
+        watches = [triggerer.keepers.poller.watch("dag", f"run{number}", tasks) for number in range(40)]
         for watch in watches:
             watch.__enter__()
         world.keep(triggerer)

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.execution_time.comms import SetXCom
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS
-from sqs_lease.airflow.settlement.settler import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, PROGRESS_KEY
+from sqs_lease.airflow.settlement.settler import FIRST_NOTE_SECONDS, NOTE_SECONDS, PROGRESS_KEY
 from sqs_lease.core.failure_rules import release
 from sqs_lease.core.ledger import Ledger, Outlook
 from sqs_lease.core.messages import Receipt
@@ -22,7 +22,7 @@ from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import CHECK, RECEIVE, RUN_ID
 
-SOON = FIRST_PAUSE_SECONDS + LONGEST_POLL_SECONDS
+SOON = FIRST_NOTE_SECONDS + LONGEST_POLL_SECONDS
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_it_follows_what_is_settled_and_extended(world: LeasedMessages) -> None:
         await asyncio.sleep(SOON)
         first = status(world)
         world.states["check_2"] = "failed"
-        await asyncio.sleep(60 + PAUSE_SECONDS)
+        await asyncio.sleep(60 + NOTE_SECONDS)
         later = status(world)
         assert (later["counts"]["held"], later["counts"]["released"]) == (2, 1)
         assert later["counts"]["extensions"] >= 2
@@ -103,13 +103,13 @@ def test_nothing_is_written_while_nothing_changes(world: LeasedMessages) -> None
     world.run(scenario)
 
 
-def test_settlements_are_written_within_half_a_minute_where_no_lease_is_extended(world: LeasedMessages) -> None:
+def test_settlements_are_written_soon_where_no_lease_is_extended(world: LeasedMessages) -> None:
     async def scenario() -> None:
         world.states.update(dict.fromkeys(("check_0", "check_1", "check_2"), "running"))
         running = await world.receive_and_keep(CHECK, policy=Growing(visibility=3600), on_failure=release())
         await asyncio.sleep(60)
         world.states["check_2"] = "failed"
-        await asyncio.sleep(PAUSE_SECONDS + LONGEST_POLL_SECONDS + 5)
+        await asyncio.sleep(NOTE_SECONDS + LONGEST_POLL_SECONDS + 5)
         assert status(world)["counts"]["released"] == 1
         assert writes(world) <= 4, "one at first, one before the settlement, and one after it"
         await running.cancel()

@@ -222,7 +222,7 @@ def test_a_callback_that_fails_changes_nothing(world: LeasedMessages, caplog: py
         assert [type(one) for one in await running.ended()] == [TaskSuccessEvent]
 
     world.run(scenario)
-    assert "callback tests.airflow.test_lost_leases.fail failed" in caplog.text
+    assert "callback tests.airflow.settlement.test_lost_leases.fail failed" in caplog.text
 
 
 def test_a_callback_that_the_triggerer_cannot_import_is_told_when_the_keeper_begins(
