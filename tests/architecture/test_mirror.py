@@ -90,20 +90,9 @@ TESTED_THROUGH: Final = {
 
 NOT_MOVED_YET: Final[frozenset[str]] = frozenset(
     {
-        "airflow/airflow_api/polling.py",
-        "airflow/airflow_api/requests.py",
         "airflow/filter_process.py",
-        "airflow/page/site.py",
         "airflow/provider_info.py",
         "airflow/sensor.py",
-        "airflow/settlement/lost_leases.py",
-        "airflow/settlement/rules.py",
-        "airflow/settlement/settler.py",
-        "airflow/triggers/keep.py",
-        "airflow/triggers/pace.py",
-        "airflow/triggers/receive.py",
-        "airflow/triggers/shared.py",
-        "airflow/triggers/watch.py",
         "dagster/components/leased_asset.py",
         "dagster/components/options.py",
         "dagster/components/queue.py",

@@ -1285,25 +1285,11 @@ PLAIN_LEASES: Final = (
         (_PLAIN, _PASSING_ON),
     ),
     Mutant(
-        "a lease from the future is certain",
-        "keeper/plain_leases.py",
-        "return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()",
-        "return lease",
-        (_PLAIN,),
-    ),
-    Mutant(
         "clocks may not differ at all",
         "keeper/plain_leases.py",
-        "return lease if ahead <= CLOCK_ERROR_SECONDS else lease.in_doubt()",
-        "return lease.in_doubt()",
+        "is_behind = elapsed < -CLOCK_ERROR_SECONDS",
+        "is_behind = elapsed < 0",
         (_PLAIN,),
-    ),
-    Mutant(
-        "an overdue lease comes back certain",
-        "keeper/plain_leases.py",
-        "return lease.shifted(overdue).in_doubt() if overdue >= 0 else lease",
-        "return lease",
-        (_PLAIN, _PASSING_ON),
     ),
     Mutant(
         "an error quotes what is not a written batch",
