@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from demo.flights import Body
     from demo.sqs_server import SqsServer
 
-VISIBILITY_SECONDS = 30
+VISIBILITY_SECONDS = 20
 """The work queue's visibility timeout: shorter than the work on any batch."""
 
 MAX_RECEIVE_COUNT = 2

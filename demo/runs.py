@@ -16,7 +16,7 @@ from demo.summary import BatchOutcome
 BATCH_SIZE = 1500
 """Most messages of a run: `max_messages` of the DAG and of the asset."""
 
-RUN_SECONDS = 45
+RUN_SECONDS = 30
 """How long each run takes at least; but for a few seconds, its messages are held all the time."""
 
 STALLED_SECONDS = 600.0
