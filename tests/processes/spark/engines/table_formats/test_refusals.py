@@ -239,7 +239,8 @@ def test_a_session_that_publishes_later_is_refused(spark: SparkSession, tmp_path
     load(spark, tmp_path, sink, good([1]))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.wap.enabled' = 'true')")
 
-    with session_settings(spark, {setting: "audit"}), pytest.raises(TableError, match=f"the session has {setting}, so ingested rows are not in the table"):
+    unpublished = f"the session has {setting}, so ingested rows are not in the table"
+    with session_settings(spark, {setting: "audit"}), pytest.raises(TableError, match=unpublished):
         load(spark, tmp_path, sink, good([2]))
 
     assert load(spark, tmp_path, sink, good([2])).ingested == 1
