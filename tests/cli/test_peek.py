@@ -182,7 +182,9 @@ def test_the_last_receive_is_told_apart(leased_queues: LeasedQueues) -> None:
     assert queue.dead_letters == ["an order"]
 
 
-def test_no_more_are_received_than_asked_for(leased_queues: LeasedQueues) -> None:
+def test_no_more_are_received_than_asked_for(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As many as are asked for are there, so nothing waits for this long.
+    monkeypatch.setattr(sampling, "LINGER_SECONDS", 60.0)
     leased_queues.create("orders", *map(str, range(30)))
 
     assert len(peeked("orders", "--max", "12")["messages"]) == 12
