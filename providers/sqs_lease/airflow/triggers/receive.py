@@ -239,6 +239,11 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
+        try:
+            # Before the release: the next trigger, if this one is killed as well, must not release them once more.
+            await publish(self._task, LEASE_KEY, None)
+        except CommsError as error:
+            logger.warning("It cannot be written that they are given back: %s", error)
         await self._give_back()
         return False
 
