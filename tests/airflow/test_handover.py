@@ -6,13 +6,15 @@ import asyncio
 import logging
 
 import pytest
-from airflow.sdk.execution_time.comms import GetXCom
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse, GetXCom, SetXCom
 from airflow.triggers.base import TaskSuccessEvent
 
-from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, CommsError
 from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY
 from sqs_lease.core.policies import Growing, Never
-from sqs_lease.testing import AuditKind, MemoryTransport, MessageState
+from sqs_lease.testing import NO_FAULT, AuditKind, Fault, MemoryTransport, MessageState, Operation
+from sqs_lease.testing.service_errors import THROTTLED
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import KEEP, LOAD, RECEIVE, RUN_ID, USER_ACTION, receive_trigger
@@ -238,6 +240,48 @@ def test_what_a_cleared_sensor_handed_on_can_be_found_until_its_keeper_begins(wo
         assert world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] == lease
 
     world.run(scenario)
+
+
+def test_messages_that_were_given_back_are_not_given_back_again_by_the_sensors_next_try(
+    world: LeasedMessages,
+) -> None:
+    def refuse_the_messages(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == RETURN_VALUE_KEY:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 500}))
+
+    world.supervisor.on_request = refuse_the_messages
+
+    async def scenario() -> None:
+        trigger = receive_trigger("orders", world.clock, handoff_timeout_seconds=HANDOFF_SECONDS)
+        with pytest.raises(CommsError):
+            await world.triggerer().start(trigger, RECEIVE).ended()
+        assert world.message_states() == ALL_VISIBLE
+        # Another consumer has them now; a release with the old receipts would take them from it.
+        assert len(world.sqs.receive(world.url, max_messages=10, visibility_seconds=600)) == 3
+        assert (RUN_ID, KEEP.task_id, -1, HANDED_KEY) not in world.supervisor.xcoms
+
+    world.run(scenario)
+
+
+def test_what_a_killed_sensor_could_not_publish_is_given_back_only_once(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        first, second, third = map(world.triggerer, ("first", "second", "third"))
+        await world.receive(first, Growing(visibility=30.0), handoff_timeout_seconds=HANDOFF_SECONDS)
+        await first.kill()
+        del world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, RETURN_VALUE_KEY]
+        second.faults = lambda call: Fault(error=THROTTLED) if call.operation is Operation.RECEIVE else NO_FAULT
+        second.start(receive_trigger("orders", world.clock), RECEIVE)
+        await asyncio.sleep(SOON_SECONDS)
+        assert world.message_states() == ALL_VISIBLE
+        await second.kill()
+        assert len(world.sqs.receive(world.url, max_messages=10, visibility_seconds=600)) == 3
+        third.start(receive_trigger("orders", world.clock), RECEIVE)
+        await asyncio.sleep(SOON_SECONDS)
+        await third.kill()
+
+    world.run(scenario)
+    # By the first trigger, and by the other consumer, from which the third one took none.
+    assert len(world.events(AuditKind.RECEIVED)) == 6
 
 
 def test_a_cleared_keeper_leaves_its_leases_for_the_handoff_timeout(world: LeasedMessages) -> None:

@@ -24,8 +24,8 @@ from airflow.sdk.exceptions import (
 )
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease, worker
-from sqs_lease.airflow.airflow_api.requests import RunOfTask
-from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, RunOfTask
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import SqsLeaseReceiveTrigger
 from sqs_lease.airflow.worker import GivenBackError, give_back_what_is_left, receive_locally, settle_locally
 from sqs_lease.core.failure_rules import discard, release
@@ -266,6 +266,48 @@ def test_a_message_that_airflow_refuses_is_settled_by_itself_and_the_others_go_o
     # Given back, but not at once: Airflow would refuse it again.
     assert sorted(queue.invisible) == ["a", "b", "c", "poison"]
     assert "Airflow refused it, and took others" in caplog.text
+
+
+def test_messages_that_airflow_does_not_take_are_not_left_for_the_next_try_to_give_back_again(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    class Refusing(TaskInstance):
+        def xcom_push(self, *, key: str, value: Any) -> None:
+            if key == RETURN_VALUE_KEY:
+                raise RuntimeError("500")
+            super().xcom_push(key=key, value=value)
+
+    queue.send("a")
+    with pytest.raises(RuntimeError, match="500"):
+        execute(sensor(dag, queue.url), Refusing())
+    assert queue.visible == ["a"]
+    assert supervisor.xcoms == {}
+
+
+def test_messages_that_are_handed_on_can_be_found_by_the_next_try(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    queue.send("a")
+    task_instance = TaskInstance()
+    execute(sensor(dag, queue.url), task_instance)
+    assert supervisor.xcoms == {("run", "orders_keeper", -1, HANDED_KEY): task_instance.pushed[LEASE_KEY]}
+
+
+def test_messages_that_a_killed_task_gave_back_are_not_left_for_the_next_try_to_give_back_again(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    class Killing(TaskInstance):
+        def xcom_push(self, *, key: str, value: Any) -> None:
+            super().xcom_push(key=key, value=value)
+            if key == RETURN_VALUE_KEY:
+                made.on_kill()
+
+    queue.send("a")
+    made = sensor(dag, queue.url)
+    with pytest.raises(AirflowFailException, match="killed"):
+        execute(made, Killing())
+    assert queue.visible == ["a"]
+    assert supervisor.xcoms == {}
 
 
 # Before a sensor defers

@@ -166,6 +166,27 @@ class TestWaitingForATurn:
 
         setting.run(scenario)
 
+    def test_a_batch_that_is_held_on_is_so_as_a_whole_if_its_holder_is_cancelled(
+        self, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scenario(keeper: Keeper) -> None:
+            batch = filled(keeper, setting, MANY)
+            passing = asyncio.ensure_future(batch.pass_on(100, hold_on=True))
+            hold = Ledger.hold
+
+            def cancelling(ledger: Ledger, *arguments: Any, **named: Any) -> None:
+                # All leases were extended: the first one is held on.
+                passing.cancel()
+                hold(ledger, *arguments, **named)
+
+            monkeypatch.setattr(Ledger, "hold", cancelling)
+            with pytest.raises(asyncio.CancelledError):
+                await passing
+            await asyncio.sleep(200)
+            assert (batch.report().held, batch.report().late) == (MANY, 0)
+
+        setting.run(scenario)
+
     def test_a_batch_that_is_dropped_meanwhile_says_so(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = filled(keeper, setting, MANY)

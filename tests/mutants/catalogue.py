@@ -1021,15 +1021,15 @@ BATCHES: Final = (
     Mutant(
         "a batch that is passed on goes on here",
         "keeper/batch.py",
-        "            self.forget()\n            return written\n",
-        "            return written\n",
+        "        if not hold_on:\n            self.forget()\n        return written\n",
+        "        return written\n",
         (_PASSING_ON,),
     ),
     Mutant(
         "a batch that is held on until it is written is not extended meanwhile",
         "keeper/batch.py",
-        "            self._driver.take(self._driver.leases(receipts, self), self._policy, self)\n",
-        "            pass\n",
+        "                    self._driver.take(self._driver.leases(receipts, self), self._policy, self)\n",
+        "                    pass\n",
         (_PASSING_ON,),
     ),
     Mutant(

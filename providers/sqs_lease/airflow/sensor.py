@@ -360,8 +360,6 @@ class SqsLeaseSensor(BaseSensorOperator):
         """
         lease, messages = holding.hand_on()
         task_instance.xcom_push(key=LEASE_KEY, value=lease)
-        keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
-        push_of_task(keeper, HANDED_KEY, lease)
 
         async def put(value: BatchValue) -> None:
             task_instance.xcom_push(key=RETURN_VALUE_KEY, value=value)
@@ -375,6 +373,11 @@ class SqsLeaseSensor(BaseSensorOperator):
             if not refused or not holding.settle_refused(refused):
                 raise
             return self._publish(task_instance, holding)
+        if self._is_killed:
+            raise AirflowFailException(f"task {self.task_id!r} was killed, so its messages were given back")
+        # Only now, because a batch that is given back above must not be given back once more by the next try.
+        keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
+        push_of_task(keeper, HANDED_KEY, lease)
         return messages
 
     def on_kill(self) -> None:

@@ -247,16 +247,16 @@ class Batch:
                 async for receipts in self._in_slices(self._receipts()):
                     held = [receipt for receipt in receipts if self._is_held(receipt)]
                     extending.create_task(self._driver.extend_until(held, until))
+            written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)
+            if hold_on:
+                async for receipts in self._in_slices(self._receipts()):
+                    self._driver.take(self._driver.leases(receipts, self), self._policy, self)
         except BaseException:
             # Cancelled: they are held on, by their policy again.
             self._driver.take(self.leases(), self._policy, self)
             raise
-        written = WrittenBatch.of(self.batch_id, self.leases(), self._clock)
         if not hold_on:
             self.forget()
-            return written
-        async for receipts in self._in_slices(self._receipts()):
-            self._driver.take(self._driver.leases(receipts, self), self._policy, self)
         return written
 
     @property

@@ -16,8 +16,9 @@ from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.calls import VisibilityChange
 from sqs_lease.core.failure_rules import dead_letter, release
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import Growing, Never
-from sqs_lease.sqs.errors import CredentialsError
+from sqs_lease.sqs.errors import CredentialsError, SqsError
 from sqs_lease.testing import AuditKind, MessageState
 from tests.airflow.leased_messages import ALL_HELD, ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
@@ -87,6 +88,22 @@ def test_messages_are_kept_by_a_triggerer_that_gets_its_connection_to_aws_only_a
 
     world.run(scenario)
     assert not world.events(AuditKind.EXPIRED)
+
+
+def test_a_keeper_that_gets_no_connection_until_no_lease_can_last_fails(world: LeasedMessages) -> None:
+    async def scenario() -> None:
+        await world.receive(world.triggerer(), Growing(visibility=180))
+        triggerer = world.triggerer("next")
+        triggerer.open_error = PermissionError("the secrets backend denies access")
+        running = world.keep(triggerer)
+        await asyncio.sleep(MAX_VISIBILITY_SECONDS - 60)
+        assert not running.task.done()
+        await asyncio.sleep(120)
+        assert running.task.done()
+        with pytest.raises(SqsError, match="denies access"):
+            await running.ended()
+
+    world.run(scenario)
 
 
 def test_a_keeper_without_credentials_fails_at_once(world: LeasedMessages) -> None:

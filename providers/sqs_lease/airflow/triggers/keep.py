@@ -59,6 +59,7 @@ from sqs_lease.airflow.triggers.shared import (
 from sqs_lease.clock import Clock
 from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent, Outcome
+from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import Never
 from sqs_lease.core.specs import decode_failure_rule
 from sqs_lease.keeper.batch import Batch
@@ -237,17 +238,19 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
     async def _use_when_possible(self, keepers: TriggererKeepers, handed: HandedLease) -> Keeper:
         """Return the keeper of the batch's connection; while Airflow does not give the connection, ask again.
 
-        Nothing else would keep the messages, and they last until their deadlines.
+        Nothing else would keep the messages, and they last until their deadlines: 12 hours at most.
 
         Raises:
-            SqsError: There is no client, and another try would not help.
+            SqsError: There is no client, and another try would not help, or would come too late.
         """
         pause_seconds = FIRST_CLIENT_PAUSE_SECONDS
+        last_received_at = max((lease.received_at for lease in handed.leases), default=0.0)
         while True:
             try:
                 return await self._use(keepers, handed.connection, handed.queue_url)
             except SqsError as error:
-                if error.verdict is Verdict.REFUSED:
+                is_too_late = keepers.clock.wall() >= last_received_at + MAX_VISIBILITY_SECONDS
+                if error.verdict is Verdict.REFUSED or is_too_late:
                     raise
                 logger.warning("%s. Its messages are not extended before; trying again in %g s", error, pause_seconds)
                 await asyncio.sleep(pause_seconds)

@@ -202,9 +202,11 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         # over them (Airflow 3.3.2).
         await publish(task, LEASE_KEY, lease)
         self._is_written = True
-        await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
+        # Only now, because a batch whose messages Airflow does not take is given back here: the task's next try would
+        # give it back once more, and take it from the consumer that has received it since.
+        await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # The queue was given by its name or ARN, so the task itself could not know the link.
             await self._publish_link(link)
@@ -237,6 +239,11 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         self._stored = handed
         logger.warning("This task had received %d messages, and could not hand them on: receiving again", len(leases))
         await adopt(self._batch, leases, keepers.rounds)
+        try:
+            # Before the release: the next trigger, if this one is killed as well, must not release them once more.
+            await publish(self._task, LEASE_KEY, None)
+        except CommsError as error:
+            logger.warning("It cannot be written that they are given back: %s", error)
         await self._give_back()
         return False
 

@@ -310,7 +310,7 @@ def read_written(folder: BatchFolder) -> WrittenBatch | None:
 
 
 def is_over(written: WrittenBatch) -> bool:
-    """Whether all leases of a batch have passed their deadline, by this machine's clock; true for an empty batch."""
+    """Whether all leases of a batch have passed their deadline, by this machine's clock; false for an empty batch."""
     return bool(written.leases) and all(lease.deadline - CLOCK_ERROR_SECONDS <= time.time() for lease in written.leases)
 
 
