@@ -37,6 +37,19 @@ def iceberg_table(spark: SparkSession, name: str) -> tuple[Any, Any] | None:
     return jvm, jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session, name)
 
 
+def iceberg_version(spark: SparkSession) -> str | None:
+    """Return the version of Iceberg's jar.
+
+    The public way is the SQL function ``system.iceberg_version``. Spark's own catalog (``spark_catalog``) shows it from
+    Spark 4.2 on only.
+    """
+    if (found := _java(spark)) is None:
+        return None
+    jvm, _ = found
+    version: str = jvm.org.apache.iceberg.IcebergBuild.version()
+    return version
+
+
 def delta_log(spark: SparkSession, location: str) -> Any | None:
     """Return the log of a native Delta table, an ``org.apache.spark.sql.delta.DeltaLog``.
 

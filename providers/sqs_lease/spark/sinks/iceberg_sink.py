@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
-from sqs_lease.spark._jvm import iceberg_table
+from sqs_lease.spark._jvm import iceberg_table, iceberg_version
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
@@ -135,16 +135,22 @@ class IcebergTable(SparkTable):
             TableError: It is too old, or does not tell its version.
         """
         try:
-            (row,) = self.spark.sql(f"SELECT {self.catalog}.system.iceberg_version() AS version").collect()
-        except SPARK_ERRORS as error:
+            version = iceberg_version(self.spark) or self._version_by_sql()
+        except (*SPARK_ERRORS, TypeError) as error:
+            # A class that is not there is a package of Java's, which cannot be called.
             raise self.unusable("cannot be used", error) from error
-        if tuple(map(int, re.findall(r"\d+", row["version"])[:2])) < _OLDEST:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
             raise TableError(
-                f"table {self.name}: Iceberg {row['version']} does not write into a snapshot of which batch it is, so "
+                f"table {self.name}: Iceberg {version} does not write into a snapshot of which batch it is, so "
                 "a batch may be stored twice if its commit is interrupted. Give the session the jar of Iceberg "
                 f"{'.'.join(map(str, _OLDEST))} or newer for this Spark ({tested_jars.__name__}() names one), or "
                 "ingest into another table: NativeDeltaSink, DeltaSink, ParquetSink and PostgresSink"
             )
+
+    def _version_by_sql(self) -> str:
+        (row,) = self.spark.sql(f"SELECT {self.catalog}.system.iceberg_version() AS version").collect()
+        version: str = row["version"]
+        return version
 
     def identity(self) -> str | None:
         """See :class:`.write_ahead.IdentifiedTarget`. It is unknown through Spark Connect."""
