@@ -102,6 +102,7 @@ benchmark: setup ## measure what leases cost, beside the parent commit or AGAINS
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.way_of_a_message
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.triggerer
 	@$(PYTHON_ENVIRONMENT)/python -m benchmarks.release
+	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.latency
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.ingestion
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.fresh_process
 	@$(PYTHON_ENVIRONMENT)/python -W ignore -m benchmarks.sinks
