@@ -213,7 +213,7 @@ def _hook(connection: AwsConnection, region_name: str | None) -> SqsHook:
 
 
 def _region(hook: SqsHook) -> str | None:
-    """Return the region of the operator or the connection, else of boto3's configuration; None if there is no such."""
+    """Return the region of the operator or the connection, else of boto3's configuration; None without one."""
     from airflow.providers.amazon.aws.hooks.base_aws import BaseSessionFactory
 
     if hook.region_name is not None:
