@@ -26,7 +26,7 @@ FILES: Final = ROOT / ".test-runs" / "fuzz"
 MODULES: Final = (
     "tests.sqs.client_transport.test_strange_answers",
     "tests.scenarios.keeper.test_strange_files_are_read_or_refused",
-    "tests.airflow.test_strange_notes",
+    "tests.scenarios.airflow.test_strange_notes_are_read_or_refused",
     "tests.dagster.test_strange_files",
     "tests.scenarios.spark.test_strange_envelopes_are_opened_or_refused",
     "tests.scenarios.ingestion.test_strange_texts_are_read_or_refused",

@@ -34,7 +34,7 @@ PARTS: Final = {
     "airflow on real processes": ("tests/skeletons/test_airflow.py",),
     "dagster on real processes": ("tests/skeletons/test_dagster.py",),
     "spark": ("tests/scenarios/spark", "tests/spark"),
-    "airflow": ("tests/airflow",),
+    "airflow": ("tests/airflow", "tests/scenarios/airflow"),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster",),
     "command": ("tests/cli", "tests/scenarios/cli"),

@@ -79,14 +79,14 @@ ROOMS: Final = {
     ),
     "airflow": Room(
         ("airflow", "cli", "manifest", "otel"),
-        ("tests/airflow",),
+        PARTS["airflow"],
         ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
         _BESIDE_AIRFLOW,
     ),
     # Neither files for batches nor Spark.
     "airflow_alone": Room(
         ("airflow",),
-        ("tests/airflow",),
+        PARTS["airflow"],
         ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
         _BESIDE_AIRFLOW,
         left_out=(
@@ -96,9 +96,9 @@ ROOMS: Final = {
             "tests/airflow/test_submitted_job_on_s3.py",
             "tests/airflow/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
             "tests/airflow/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
-            "tests/airflow/test_spark_page.py",
-            "tests/airflow/test_author_errors.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
-            "tests/airflow/test_batch_size.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",
+            "tests/scenarios/airflow/test_the_page_of_spark.py",
+            "tests/scenarios/airflow/test_mistakes_of_authors_are_named_when_a_dag_is_parsed.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
+            "tests/scenarios/airflow/test_a_large_batch_ends_early_or_goes_to_files.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",
             *(
                 f"tests/airflow/test_context.py::{name}_is_looked_at_when_it_is_known[payload]"
                 for name in (
@@ -108,14 +108,19 @@ ROOMS: Final = {
                 )
             ),
             "tests/airflow/test_sealed_handover.py::test_stored_leases_of_another_batch_are_refused",
-            "tests/airflow/test_unpublishable_messages.py::test_a_binary_attribute_travels_as_base64[by files]",
-            "tests/airflow/test_unpublishable_messages.py::test_such_a_message_goes_through_files",
+            *(
+                f"tests/scenarios/airflow/test_a_message_that_airflow_refuses_is_settled_alone.py::{name}"
+                for name in (
+                    "test_a_binary_attribute_travels_as_base64[by files]",
+                    "test_such_a_message_goes_through_files",
+                )
+            ),
         ),
         is_for_platforms=True,
     ),
     "airflow_with_spark": Room(
         ("airflow", "cli", "otel", "spark"),
-        ("tests/airflow",),
+        PARTS["airflow"],
         ("apache-airflow", "apache-airflow-providers-amazon", "pyspark", "pandas"),
         _BESIDE_AIRFLOW,
         is_for_platforms=True,
@@ -128,7 +133,7 @@ ROOMS: Final = {
         ("pytest", "pytest-timeout"),
         is_for_platforms=True,
     ),
-    "dagster": Room(("dagster", "manifest", "otel", "spark"), ("tests/dagster",), ("dagster", "boto3")),
+    "dagster": Room(("dagster", "manifest", "otel", "spark"), PARTS["dagster"], ("dagster", "boto3")),
     "spark": Room(
         ("connect", "java", "postgres", "spark"),
         PARTS["spark"],

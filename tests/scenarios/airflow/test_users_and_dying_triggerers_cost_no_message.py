@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tests.airflow.acted_on_run import ActedOnRun
 from tests.airflow.scripted_comms import ScriptedComms
+from tests.scenarios.airflow.acted_on_run import ActedOnRun
 
 
 # The last ones found defects once: a triggerer that spun, a keeper that took over from a cleared run, leases that

@@ -22,7 +22,7 @@ from sqs_lease.testing import MessageState
 from tests.airflow.leased_messages import ALL_HELD, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECIPES = sorted((ROOT / "dags" / "recipes").glob("*.py"), key=lambda path: path.name)
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 INCLUDED = re.findall(r'^```\{\.python\}\n--8<-- "([\w/.]+)"\n```$', PAGE, re.MULTILINE)

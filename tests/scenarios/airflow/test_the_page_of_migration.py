@@ -14,7 +14,7 @@ from airflow.sdk import DAG
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text()
 BEFORE, AFTER = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

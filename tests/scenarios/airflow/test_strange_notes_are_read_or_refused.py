@@ -49,10 +49,10 @@ from sqs_lease.core.failure_rules import by_exception, dead_letter, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing
 from sqs_lease.core.specs import encode_failure_rule, encode_policy
-from tests.airflow import filter_functions
 from tests.airflow.handed import handed_lease
 from tests.airflow.virtual_triggerer import RECEIVE
 from tests.fuzz.strange import CONTENT, damaged, examples, json_near, near, outcome_of, said_by
+from tests.scenarios.airflow import filter_functions
 
 PROGRESS: Final = Progress({0: Outcome.DELETED, 2: Outcome.RELEASED}, 1.7e9, "b1", {"extensions": 3, "late": 1})
 LEASES: Final = [Lease(Receipt(f"m{number}", f"{CONTENT}{number}"), 1.7e9, 1.7e9 + 30) for number in range(2)]
