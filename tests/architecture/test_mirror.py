@@ -35,7 +35,7 @@ TESTED_THROUGH: Final = {
     "cli/queue_access.py": ("tests/cli/test_doctor.py", "the calls of `doctor`"),
     "core/calls.py": ("tests/core/ledger", "values that the ledger asks for"),
     "core/events.py": ("tests/core/ledger", "values that the ledger hands out"),
-    "ingestion/job.py": ("tests/airflow/test_spark_operator.py", "the process that hosts start"),
+    "ingestion/job.py": ("tests/airflow/spark_operator", "the process that hosts start"),
     "keeper/consuming.py": ("tests/blocking/test_consumer.py", "the common part of the two consumers"),
     "keeper/open_queue.py": ("tests/blocking/test_lease_blocks.py", "the common part of the two kinds of lease"),
     "keeper/session.py": ("tests/blocking/test_lease_blocks.py", "the common part of the two kinds of lease"),

@@ -90,24 +90,22 @@ ROOMS: Final = {
         ("apache-airflow", "apache-airflow-providers-amazon", "aiobotocore"),
         _BESIDE_AIRFLOW,
         left_out=(
-            "tests/airflow/test_payload.py",
-            "tests/airflow/test_payload_on_s3.py",
-            "tests/airflow/test_spark_operator.py",
-            "tests/airflow/test_submitted_job_on_s3.py",
-            "tests/airflow/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
-            "tests/airflow/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
+            "tests/airflow/payload",
+            "tests/airflow/spark_operator",
+            "tests/airflow/handover/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
+            "tests/airflow/handover/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
             "tests/scenarios/airflow/test_the_page_of_spark.py",
             "tests/scenarios/airflow/test_mistakes_of_authors_are_named_when_a_dag_is_parsed.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
             "tests/scenarios/airflow/test_a_large_batch_ends_early_or_goes_to_files.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",
             *(
-                f"tests/airflow/test_context.py::{name}_is_looked_at_when_it_is_known[payload]"
+                f"tests/airflow/context/test_context.py::{name}_is_looked_at_when_it_is_known[payload]"
                 for name in (
                     "test_a_template_of_statements_alone",
                     "test_the_result_of_another_task",
                     "test_a_parameter_of_the_dag",
                 )
             ),
-            "tests/airflow/test_sealed_handover.py::test_stored_leases_of_another_batch_are_refused",
+            "tests/airflow/handover/test_sealed_handover.py::test_stored_leases_of_another_batch_are_refused",
             *(
                 f"tests/scenarios/airflow/test_a_message_that_airflow_refuses_is_settled_alone.py::{name}"
                 for name in (

@@ -24,7 +24,7 @@ from sqs_lease.airflow.dag_file import SENSOR_OPTIONS
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.testing import AuditKind, Fault, Operation, no_faults
 from sqs_lease.testing.service_errors import ACCESS_DENIED
-from tests.airflow.test_arguments import parameters_of
+from tests.airflow.context.test_arguments import parameters_of
 from tests.airflow.virtual_triggerer import KEEP, USER_ACTION
 from tests.airflow.watched_queue import EventRuns, WatchedQueue
 

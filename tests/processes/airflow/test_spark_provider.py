@@ -26,7 +26,7 @@ from demo.processes import LOOPBACK, ROOT, ServerProcess, start_process
 from demo.sqs_server import SqsServer
 from sqs_lease.airflow import SqsToSparkOperator, sqs_lease
 from tests.airflow.contexts import context_of
-from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
+from tests.airflow.spark_operator.test_spark_operator import MESSAGES, SPEC, TaskInstance, in_the_background, wait_for
 from tests.processes.airflow.test_dag_test import visible
 from tests.processes.spark.engines.cluster import standalone_cluster
 from tests.scenarios.airflow.test_the_page_of_spark import BLOCKS

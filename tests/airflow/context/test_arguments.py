@@ -18,7 +18,7 @@ from sqs_lease.airflow.context import ReceiveArguments, TaskArguments
 from sqs_lease.airflow.operators import KEEPER_PRIORITY
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 SNIPPET = """
 from airflow.sdk import dag

@@ -15,7 +15,7 @@ import pytest
 
 from demo.sqs_server import REGION, SqsServer
 from sqs_lease.batch_files.manifest import read_manifest
-from tests.airflow.test_spark_operator import MESSAGES, SPEC, TaskInstance, load_task, run
+from tests.airflow.spark_operator.test_spark_operator import MESSAGES, SPEC, TaskInstance, load_task, run
 from tests.ingestion.job_program import RESULT, JobProgram
 
 pytestmark = pytest.mark.processes
