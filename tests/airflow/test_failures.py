@@ -18,7 +18,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, failures, sqs_lease
 from sqs_lease.airflow.airflow_api.polling import FailureSignals
-from sqs_lease.airflow.failures import FAILURE_KEY, SKIP_KEY
+from sqs_lease.airflow.failures import FAILURE_KEY, SKIP_KEY, FailureReport
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.core.failure_rules import MessageFailed
@@ -236,3 +236,22 @@ def test_airflow_finds_the_plugin_and_its_setting() -> None:
     assert found.load() is SqsLeasePlugin
     assert SqsLeasePlugin.listeners == [failures]
     assert get_provider_info()["config"]["sqs_lease"]["options"]["report_failures"]["default"] == "True"
+
+
+@pytest.mark.parametrize("plain", [None, "text", {}, {"errors": 1}, {"errors": None, "message_ids": []}], ids=repr)
+def test_what_is_no_report_is_none(plain: Any) -> None:
+    assert FailureReport.decode(plain) is None
+
+
+@pytest.mark.parametrize("error", [None, "a text", KeyError("x"), MessageFailed(["m0", "m1"]), MessageFailed("m0")])
+def test_a_report_comes_back_as_it_was_and_never_has_the_exceptions_text(error: Any) -> None:
+    made = FailureReport.of(error)
+    assert FailureReport.decode(made.encode()) == made
+    assert "x" not in made.errors
+    assert (made.message_ids is None) == (not isinstance(error, MessageFailed))
+
+
+def test_a_group_of_message_failed_reports_the_messages_of_all() -> None:
+    group = ExceptionGroup("two tasks failed", [MessageFailed("m0"), MessageFailed("m1")])
+    assert FailureReport.of(group).message_ids == ("m0", "m1")
+    assert FailureReport.of(ExceptionGroup("", [MessageFailed("m0"), ValueError()])).message_ids is None

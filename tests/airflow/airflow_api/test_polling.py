@@ -10,6 +10,7 @@ from sqs_lease.airflow.airflow_api.polling import (
     LONGEST_POLL_SECONDS,
     MAX_RUNS_IN_REQUEST,
     QUIET_SHARE,
+    FailureSignals,
     SignalPoller,
     StatePoller,
     StateWatch,
@@ -256,3 +257,12 @@ def test_triggers_take_in_an_answer_one_in_each_round_of_the_event_loop() -> Non
 
     run_virtual(scenario)
     assert len(set(rounds)) == len(rounds) == 20
+
+
+def test_a_signals_key_names_an_instance_and_fits_into_airflows_column() -> None:
+    signals = FailureSignals.to("d" * 250, "r" * 250, "t" * 250, ["check", "load"])
+    assert signals.instance(signals.key("load", -1)) == ("load", -1)
+    assert signals.instance(signals.key("check", 1023)) == ("check", 1023)
+    assert len(signals.key("load", 1023)) <= 250
+    for other in ("", "sqs_lease_failure.", f"{signals.prefix}2.0", f"{signals.prefix}x.0", f"{signals.prefix}1.x"):
+        assert signals.instance(other) is None

@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.payload import INLINE_BYTES
-from sqs_lease.airflow.provider_info import get_provider_info
 from sqs_lease.airflow.triggers import receive
 from sqs_lease.airflow.triggers.receive import ReceiveOptions, SqsLeaseReceiveTrigger
 from sqs_lease.core.messages import Receipt
@@ -113,10 +112,6 @@ def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
     monkeypatch.setenv(OPTION, "relative/path")
     with pytest.raises(ValueError, match=r"\[sqs_lease\] payload"):
         options_of(5000)
-
-
-def test_the_option_is_among_those_that_airflow_shows() -> None:
-    assert "payload" in get_provider_info()["config"]["sqs_lease"]["options"]
 
 
 def test_a_sensor_whose_full_batch_was_lost_while_a_poll_was_under_way_receives_again(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from airflow.sdk.execution_time.comms import DeleteVariable, GetVariableKeys, GetXCom
@@ -313,31 +312,3 @@ def test_a_dead_letter_says_by_which_exception_its_work_failed(world: LeasedMess
     (message,) = world.sqs.receive(world.dead_letter_url, max_messages=1)
     reason = message.message_attributes["sqs_lease_reason"]["StringValue"]
     assert reason == "task load failed with builtins.KeyError in run run of DAG dag"
-
-
-@pytest.mark.parametrize("plain", [None, "text", {}, {"errors": 1}, {"errors": None, "message_ids": []}], ids=repr)
-def test_what_is_no_report_is_none(plain: Any) -> None:
-    assert FailureReport.decode(plain) is None
-
-
-@pytest.mark.parametrize("error", [None, "a text", KeyError("x"), MessageFailed(["m0", "m1"]), MessageFailed("m0")])
-def test_a_report_comes_back_as_it_was_and_never_has_the_exceptions_text(error: Any) -> None:
-    made = FailureReport.of(error)
-    assert FailureReport.decode(made.encode()) == made
-    assert "x" not in made.errors
-    assert (made.message_ids is None) == (not isinstance(error, MessageFailed))
-
-
-def test_a_group_of_message_failed_reports_the_messages_of_all() -> None:
-    group = ExceptionGroup("two tasks failed", [MessageFailed("m0"), MessageFailed("m1")])
-    assert FailureReport.of(group).message_ids == ("m0", "m1")
-    assert FailureReport.of(ExceptionGroup("", [MessageFailed("m0"), ValueError()])).message_ids is None
-
-
-def test_a_signals_key_names_an_instance_and_fits_into_airflows_column() -> None:
-    signals = FailureSignals.to("d" * 250, "r" * 250, "t" * 250, ["check", "load"])
-    assert signals.instance(signals.key("load", -1)) == ("load", -1)
-    assert signals.instance(signals.key("check", 1023)) == ("check", 1023)
-    assert len(signals.key("load", 1023)) <= 250
-    for other in ("", "sqs_lease_failure.", f"{signals.prefix}2.0", f"{signals.prefix}x.0", f"{signals.prefix}1.x"):
-        assert signals.instance(other) is None

@@ -17,10 +17,10 @@ from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
 from sqs_lease.airflow.airflow_api import requests
 from sqs_lease.airflow.triggers.shared import DEFERRAL_SECONDS
 from sqs_lease.core.messages import Lease, Receipt
+from tests.airflow.executed_operators import RECEIVING, TaskInstance, execute
 from tests.airflow.handed import handed_lease
 from tests.airflow.leased_messages import LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
-from tests.airflow.test_operators import RECEIVING, TaskInstance, execute
 
 
 class Lineage:
