@@ -19,15 +19,21 @@ __all__ = ["leased_queues"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _databases_that_survive_no_power_cut() -> Iterator[None]:
+def databases_that_survive_no_power_cut() -> Iterator[None]:
     """Dagster's instances are in files of SQLite, which waits for the disk at the end of each transaction."""
-    event.listen(Engine, "connect", _wait_for_no_disk)
+
+    # A function of its own: a run of these tests and of the scenarios has this fixture twice.
+    def wait_for_no_disk(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", wait_for_no_disk)
     yield
-    event.remove(Engine, "connect", _wait_for_no_disk)
+    event.remove(Engine, "connect", wait_for_no_disk)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _migrations_that_are_read_once() -> Iterator[None]:
+def migrations_that_are_read_once() -> Iterator[None]:
     """Dagster looks at the revision of each database that it makes, which is one a run, and reads them all for it."""
     read = ScriptDirectory.from_config
     known: dict[str | None, ScriptDirectory] = {}
@@ -48,8 +54,3 @@ def instance() -> Iterator[dg.DagsterInstance]:
     """An instance in files, which the tests of a module share."""
     with stored_instance() as made:
         yield made
-
-
-def _wait_for_no_disk(connection: object, _: object) -> None:
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA synchronous = OFF")

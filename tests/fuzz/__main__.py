@@ -27,7 +27,7 @@ MODULES: Final = (
     "tests.sqs.client_transport.test_strange_answers",
     "tests.scenarios.keeper.test_strange_files_are_read_or_refused",
     "tests.scenarios.airflow.test_strange_notes_are_read_or_refused",
-    "tests.dagster.test_strange_files",
+    "tests.scenarios.dagster.test_strange_files_are_read_or_refused",
     "tests.scenarios.spark.test_strange_envelopes_are_opened_or_refused",
     "tests.scenarios.ingestion.test_strange_texts_are_read_or_refused",
 )

@@ -36,7 +36,7 @@ PARTS: Final = {
     "spark": ("tests/scenarios/spark", "tests/spark"),
     "airflow": ("tests/airflow", "tests/scenarios/airflow"),
     "simulation": ("tests/simulation",),
-    "dagster": ("tests/dagster",),
+    "dagster": ("tests/dagster", "tests/scenarios/dagster"),
     "command": ("tests/cli", "tests/scenarios/cli"),
     "core": (
         "tests/asynchronous",

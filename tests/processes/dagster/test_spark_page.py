@@ -16,8 +16,17 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
 from sqs_lease.testing import LeasedQueue
-from tests.dagster.test_spark_page import BAD, GOOD, code, declared, in_directory, materialize, orders, stored
 from tests.processes.dagster.queues import create_queue
+from tests.scenarios.dagster.test_the_page_of_spark import (
+    BAD,
+    GOOD,
+    code,
+    declared,
+    in_directory,
+    materialize,
+    orders,
+    stored,
+)
 
 __all__ = ["orders"]
 

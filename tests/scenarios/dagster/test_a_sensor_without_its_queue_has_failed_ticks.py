@@ -24,7 +24,7 @@ from sqs_lease.sqs.errors import AccessDeniedError, EndpointUnreachableError, Sq
 from sqs_lease.testing import LeasedQueues, MemoryTransport
 from tests.dagster.instances import stored_instance
 
-DEFINITIONS = "tests.dagster.sensor_definitions"
+DEFINITIONS = "tests.scenarios.dagster.sensor_definitions"
 SENSORS = ("backlog", "lease")
 
 

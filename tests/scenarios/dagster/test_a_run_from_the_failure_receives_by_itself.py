@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster import resumed_jobs
+from tests.scenarios.dagster import resumed_jobs
 
 TAGS: dict[str, dict[str, str]] = {
     "by the daemon": {"dagster/is_resume_retry": "true"},

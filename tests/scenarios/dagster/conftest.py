@@ -1,0 +1,12 @@
+"""What the scenarios of Dagster share with the tests of its modules: queues in memory, and instances made quickly."""
+
+from __future__ import annotations
+
+from tests.dagster.conftest import (
+    databases_that_survive_no_power_cut,
+    instance,
+    leased_queues,
+    migrations_that_are_read_once,
+)
+
+__all__ = ["databases_that_survive_no_power_cut", "instance", "leased_queues", "migrations_that_are_read_once"]
