@@ -91,10 +91,7 @@ TESTED_THROUGH: Final = {
 
 NOT_MOVED_YET: Final[frozenset[str]] = frozenset(
     {
-        "dagster/components/leased_asset.py",
-        "dagster/components/options.py",
         "dagster/components/queue.py",
-        "dagster/run_batch/batch_of_run.py",
     }
 )
 """Modules of which the tests still stand elsewhere in their room."""

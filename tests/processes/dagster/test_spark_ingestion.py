@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.dagster.test_spark import SPEC, until_started
+from tests.dagster.spark.test_job import SPEC, until_started
 from tests.ingestion.job_program import JobProgram
 
 pytestmark = [pytest.mark.processes]

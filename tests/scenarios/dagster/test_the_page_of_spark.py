@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from demo.processes import ROOT
 from sqs_lease.dagster import SqsIngestionComponent, ingest_with_spark
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster.test_spark import reporting
+from tests.dagster.spark.test_job import reporting
 from tests.ingestion.job_program import JobProgram
 
 PAGE = (ROOT / "docs" / "dagster-spark.md").read_text()

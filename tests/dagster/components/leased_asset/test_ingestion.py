@@ -9,7 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from sqs_lease.core.failure_rules import BackoffRule, DeadLetterRule
 from sqs_lease.dagster import SqsIngestionComponent
 from sqs_lease.testing import LeasedQueues
-from tests.dagster.test_spark import reporting
+from tests.dagster.spark.test_job import reporting
 from tests.ingestion.job_program import JobProgram
 
 YAML = """

@@ -18,9 +18,9 @@ from dagster._daemon.sensor import SensorLaunchContext, execute_sensor_iteration
 from sqs_lease.dagster.backlog_sensor import SENSOR_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
-from tests.dagster.origins import InProcessCodeLocationOrigin
+from tests.dagster.backlog_sensor.origins import InProcessCodeLocationOrigin
 
-MODULE = "tests.dagster.backlog_definitions"
+MODULE = "tests.dagster.backlog_sensor.backlog_definitions"
 
 
 class PowerCut(KeyboardInterrupt):

@@ -20,7 +20,7 @@ from sqs_lease.dagster import backlog_sensor as module
 from sqs_lease.dagster.backlog_sensor import SENSOR_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster.origins import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from tests.dagster.backlog_sensor.origins import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 QUEUE = SqsQueueResource(queue="orders")
 ORIGIN = RemoteJobOrigin(
