@@ -1,13 +1,13 @@
 """Tests stand where their modules stand: those of `a/b.py` in `tests/a/test_b.py`, or in files of `tests/a/b/`.
 
-A test over several modules is a scenario: `tests/scenarios/<room>/test_<sentence>.py`. The lists below name the
-modules without tests of their name, and why. They can only shrink: an entry that is no longer true fails a test here.
+A test over several modules is a scenario: `tests/scenarios/<room>/test_<sentence>.py`. The list below names the
+modules without tests of their name, and why. It can only shrink: an entry that is no longer true fails a test here.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -89,16 +89,6 @@ TESTED_THROUGH: Final = {
 }
 """Modules that are tested through others: the tests that do, and why."""
 
-NOT_MOVED_YET: Final[frozenset[str]] = frozenset(
-    {
-        "dagster/components/queue.py",
-    }
-)
-"""Modules of which the tests still stand elsewhere in their room."""
-
-ROOMS_NOT_MOVED_YET: Final = frozenset({"dagster"})
-"""Rooms with tests that are neither of one module nor among the scenarios."""
-
 
 def lines_of_code(source: str) -> int:
     """How many lines of a module are code: neither blank nor comments nor docstrings."""
@@ -147,19 +137,12 @@ def of_no_module(source: Path, tests: Path) -> Iterator[str]:
         yield str(test)
 
 
-def outside(found: Collection[str], rooms: Collection[str]) -> set[str]:
-    """Those of some paths that are in none of these rooms."""
-    return {path for path in found if Path(path).parts[0] not in rooms}
-
-
 def test_each_module_has_tests_of_its_name_or_is_listed() -> None:
-    assert set(without_mirror(SOURCE, TESTS)) - TESTED_THROUGH.keys() - NOT_MOVED_YET == set()
+    assert set(without_mirror(SOURCE, TESTS)) - TESTED_THROUGH.keys() == set()
 
 
-def test_what_is_listed_has_no_tests_of_its_name_yet() -> None:
-    listed = [*TESTED_THROUGH, *NOT_MOVED_YET]
-    assert set(listed) - set(without_mirror(SOURCE, TESTS)) == set()
-    assert len(set(listed)) == len(listed)
+def test_what_is_listed_has_no_tests_of_its_name() -> None:
+    assert TESTED_THROUGH.keys() - set(without_mirror(SOURCE, TESTS)) == set()
 
 
 def test_the_tests_through_which_a_module_is_tested_exist() -> None:
@@ -168,12 +151,7 @@ def test_the_tests_through_which_a_module_is_tested_exist() -> None:
 
 
 def test_each_test_of_a_room_is_of_a_module_there() -> None:
-    assert outside(set(of_no_module(SOURCE, TESTS)), ROOMS_NOT_MOVED_YET) == set()
-
-
-@pytest.mark.parametrize("room", sorted(ROOMS_NOT_MOVED_YET))
-def test_a_room_that_is_listed_still_has_tests_of_no_module(room: str) -> None:
-    assert any(Path(path).parts[0] == room for path in of_no_module(SOURCE, TESTS))
+    assert set(of_no_module(SOURCE, TESTS)) == set()
 
 
 CODE: Final = "a = 1\n" * (FEW_LINES + 1)

@@ -17,8 +17,8 @@ from dagster._daemon.sensor import SensorLaunchContext, execute_sensor_iteration
 
 from sqs_lease.dagster.backlog_sensor import SENSOR_TAG
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster.instances import stored_instance
 from tests.dagster.backlog_sensor.origins import InProcessCodeLocationOrigin
+from tests.dagster.instances import stored_instance
 
 MODULE = "tests.dagster.backlog_sensor.backlog_definitions"
 

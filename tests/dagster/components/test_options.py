@@ -15,6 +15,8 @@ from sqs_lease.dagster import (
     SqsIngestionComponent,
     SqsQueueComponent,
 )
+from sqs_lease.dagster.components.options import LeaseOptions
+from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS
 
 YAML = """
 queue: {name: orders}
@@ -108,3 +110,12 @@ def test_the_other_components_are_checked_in_the_same_way(
 def test_a_block_is_no_list_and_no_number() -> None:
     assert [place for place, _ in errors("lease: []")] == ["lease"]
     assert [place for place, _ in errors("queue: 5")] == ["queue"]
+
+
+def test_the_defaults_in_yaml_are_those_in_python() -> None:
+    options = LeaseOptions()
+    assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (
+        DEFAULT_MAX_MESSAGES,
+        DEFAULT_WAIT_SECONDS,
+        DEFAULT_LINGER_SECONDS,
+    )

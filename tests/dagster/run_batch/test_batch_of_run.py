@@ -1,7 +1,7 @@
-"""Steps in processes that the run worker did not start: nothing would end them in time, so they do not get its batch.
+"""Which steps get the batch of their run: those that lease from its queue, in processes that the run worker started.
 
-The queues are in memory. The steps are executed in this process, which does not know that it is the run worker:
-tests/processes/dagster/test_executor_elsewhere.py has a launcher of steps.
+Nothing would end the others in time. The queues are in memory. The steps are executed in this process, which does not
+know that it is the run worker: tests/processes/dagster/test_executor_elsewhere.py has a launcher of steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sqs_lease.dagster.run_batch.batch_of_run import is_of_run_worker, run_worker, write_worker
+from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.dagster.run_batch.batch_of_run import (
+    BATCH_TAG,
+    batch_of_run,
+    is_of_run_worker,
+    run_worker,
+    write_worker,
+)
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import around_jobs
@@ -92,3 +99,27 @@ def test_a_run_worker_and_the_processes_that_it_starts_for_steps_have_its_batch_
     assert run_worker(folder) is parent
     monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
     assert not is_of_run_worker(folder)
+
+
+URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+
+
+@pytest.mark.parametrize(
+    ("queue", "is_joined"),
+    [
+        ("orders", True),
+        (URL, True),
+        ("arn:aws:sqs:eu-west-1:123456789012:orders", True),
+        ("arn:aws:sqs:eu-west-1:210987654321:orders", False),
+        ("arn:aws:sqs:us-east-1:123456789012:orders", False),
+        ("https://sqs.eu-west-1.amazonaws.com/210987654321/orders", False),
+        ("flights", False),
+    ],
+)
+def test_the_batch_of_the_run_is_that_of_its_queue_however_it_is_named(
+    tmp_path: Path, queue: str, is_joined: bool
+) -> None:
+    folder = BatchFolder(tmp_path / "batch")
+    folder.create(batch_id="batch", queue_url=URL, messages=[Message(Receipt("m0", ""), "of the run")])
+    context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
+    assert (batch_of_run(context, None, queue) is not None) == is_joined

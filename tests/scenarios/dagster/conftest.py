@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.dagster.components.conftest import shop
 from tests.dagster.conftest import (
     databases_that_survive_no_power_cut,
     instance,
@@ -9,4 +10,4 @@ from tests.dagster.conftest import (
     migrations_that_are_read_once,
 )
 
-__all__ = ["databases_that_survive_no_power_cut", "instance", "leased_queues", "migrations_that_are_read_once"]
+__all__ = ["databases_that_survive_no_power_cut", "instance", "leased_queues", "migrations_that_are_read_once", "shop"]

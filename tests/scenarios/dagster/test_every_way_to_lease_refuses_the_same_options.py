@@ -9,8 +9,6 @@ import dagster as dg
 import pytest
 
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router, sqs_lease_executor
-from sqs_lease.dagster.components.options import LeaseOptions
-from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS
 from tests.keeper.refused_options import assert_refuses, other_defaults, refused
 
 QUEUE = SqsQueueResource(queue="orders")
@@ -53,12 +51,3 @@ def test_the_defaults_of_a_signature_are_those_of_the_options_but_for_the_wait_o
     ask: Callable[..., object], others: dict[str, Any]
 ) -> None:
     assert other_defaults(ask) == others
-
-
-def test_the_defaults_in_yaml_are_those_in_python() -> None:
-    options = LeaseOptions()
-    assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (
-        DEFAULT_MAX_MESSAGES,
-        DEFAULT_WAIT_SECONDS,
-        DEFAULT_LINGER_SECONDS,
-    )

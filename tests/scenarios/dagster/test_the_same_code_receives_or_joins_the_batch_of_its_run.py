@@ -13,7 +13,7 @@ import pytest
 from sqs_lease import dead_letter
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster import LeasedBatch, SqsQueueResource, build_sqs_router
-from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG, batch_of_run
+from sqs_lease.dagster.run_batch.batch_of_run import BATCH_TAG
 from sqs_lease.dagster.run_batch.folder import BatchFolder
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from tests.dagster import executor_jobs
@@ -144,25 +144,6 @@ def test_the_batch_is_of_the_same_kind_either_way(folder: BatchFolder, leased_qu
     with QUEUES["queue"].lease(dg.build_op_context(run_tags={BATCH_TAG: str(folder)})) as batch:
         assert [message.body for message in batch] == ["of the run"]
         assert isinstance(batch, LeasedBatch)
-
-
-@pytest.mark.parametrize(
-    ("queue", "is_joined"),
-    [
-        ("orders", True),
-        (URL, True),
-        ("arn:aws:sqs:eu-west-1:123456789012:orders", True),
-        ("arn:aws:sqs:eu-west-1:210987654321:orders", False),
-        ("arn:aws:sqs:us-east-1:123456789012:orders", False),
-        ("https://sqs.eu-west-1.amazonaws.com/210987654321/orders", False),
-        ("flights", False),
-    ],
-)
-def test_the_batch_of_the_run_is_that_of_its_queue_however_it_is_named(
-    folder: BatchFolder, queue: str, is_joined: bool
-) -> None:
-    context = dg.build_op_context(run_tags={BATCH_TAG: str(folder)})
-    assert (batch_of_run(context, None, queue) is not None) == is_joined
 
 
 def test_another_queue_than_that_of_the_run_is_received_from(folder: BatchFolder, leased_queues: LeasedQueues) -> None:
