@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 120.0
 who: ContextVar[str] = ContextVar("who", default="nobody")
 
 
-def test_no_more_calls_are_made_at_once_than_there_are_threads_and_none_is_left_out() -> None:
+def test_no_more_calls_are_made_at_once_than_there_are_threads_and_no_call_is_left_out() -> None:
     threads = DaemonThreads(2, "some")
     gate, under_way, most = threading.Event(), threading.Semaphore(0), []
 
@@ -54,7 +54,7 @@ def test_a_call_has_the_context_of_its_caller_and_raises_there() -> None:
     asyncio.run(scenario())
 
 
-def test_who_hears_of_an_outcome_may_make_the_next_call_at_once_and_it_is_made_in_the_same_thread() -> None:
+def test_a_call_that_is_begun_at_the_end_of_another_is_made_in_the_same_thread() -> None:
     threads = DaemonThreads(8, "some")
     idents: list[int] = []
     ended = threading.Event()
@@ -205,7 +205,7 @@ def test_a_call_is_made_where_it_is_asked_for_once_python_starts_no_more_threads
         threads.submit(divmod, 1, 0).result(0)
 
 
-def test_who_asks_for_a_call_hears_that_there_are_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_is_told_that_there_are_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't create new thread"):
         DaemonThreads(1, "some").submit(divmod, 7, 2)

@@ -62,7 +62,7 @@ def test_a_connection_without_a_region_calls_the_queues_own(monkeypatch: pytest.
     assert region_called(of(None, queue=queue)) == "eu-west-1"
 
 
-def test_a_region_that_anybody_configured_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_region_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert region_called(of(connect(monkeypatch), "us-east-2")) == "us-east-2"
     assert region_called(of(connect(monkeypatch, region_name="us-west-2"))) == "us-west-2"
     assert region_called(of(connect(monkeypatch, profile_name="shop"))) == "eu-west-3"

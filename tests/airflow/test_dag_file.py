@@ -172,7 +172,7 @@ with DAG("shop", schedule=None):
     assert "docs/migration.md" in dag_file.error
 
 
-def test_the_queue_of_the_stock_sensor_in_the_dags_default_args_is_refused_where_there_is_no_other(
+def test_the_queue_of_the_stock_sensor_in_the_dags_default_args_is_refused_where_no_other_is_given(
     dag_file: DagFile,
 ) -> None:
     dag_file.parse("""

@@ -139,7 +139,7 @@ def test_work_that_skips_itself_says_so_without_a_signal(comms: WorkerComms, dag
 
 
 @pytest.mark.parametrize("task_id", ["outside", "orders"])
-def test_other_skips_are_nobodys_business(comms: WorkerComms, dag: DAG, task_id: str) -> None:
+def test_other_skips_are_not_reported(comms: WorkerComms, dag: DAG, task_id: str) -> None:
     tell_of_skip(failed(dag, task_id, state="skipped"))
     assert comms.sent == []
 
@@ -155,7 +155,7 @@ def test_a_task_that_a_user_acted_on_while_it_skipped_itself_says_nothing(comms:
     [{"state": "up_for_retry"}, {"task_id": "outside"}, {"task_id": "orders"}, {"_terminal_state_send_failed": True}],
     ids=["will be tried again", "is no work", "is the sensor", "counts as something else in Airflow"],
 )
-def test_other_failures_are_nobodys_business(comms: WorkerComms, dag: DAG, change: dict[str, Any]) -> None:
+def test_other_failures_are_not_reported(comms: WorkerComms, dag: DAG, change: dict[str, Any]) -> None:
     tell(failed(dag, **{"task_id": "load", **change}), ValueError())
     assert comms.sent == []
 
@@ -222,7 +222,7 @@ def test_in_a_dag_test_there_is_a_report_but_no_signal(dag: DAG, monkeypatch: py
     assert [type(one) for one in inline.sent] == [SetXCom]
 
 
-def test_with_several_teams_there_is_a_report_but_no_signal_that_nobody_could_delete(
+def test_with_several_teams_there_is_a_report_but_no_signal_because_it_could_not_be_deleted(
     comms: WorkerComms, dag: DAG, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
@@ -239,7 +239,7 @@ def test_airflow_finds_the_plugin_and_its_setting() -> None:
 
 
 @pytest.mark.parametrize("plain", [None, "text", {}, {"errors": 1}, {"errors": None, "message_ids": []}], ids=repr)
-def test_what_is_no_report_is_none(plain: Any) -> None:
+def test_another_value_than_a_report_counts_as_missing(plain: Any) -> None:
     assert FailureReport.decode(plain) is None
 
 

@@ -586,7 +586,7 @@ def test_a_function_that_cannot_filter_is_an_error_while_the_dag_is_parsed(
         SqsLeaseSensor(task_id="orders", queue_url="orders", message_filtering="callable", **options)
 
 
-def test_a_function_is_named_in_the_dag_file_and_not_by_who_starts_a_run(dag: DAG) -> None:
+def test_a_function_is_named_in_the_dag_file_and_not_by_the_starter_of_a_run(dag: DAG) -> None:
     with pytest.raises(ValueError, match=r"message_filtering_config, .*, is a template: the path of a function must"):
         SqsLeaseSensor(
             task_id="orders",

@@ -108,7 +108,7 @@ def test_the_messages_are_returned_and_the_lease_is_left_for_the_keeper(dag: DAG
     assert [lease.receipt.message_id for lease in leases] == [message["MessageId"] for message in messages]
 
 
-def test_the_leases_last_for_the_hand_off_although_nobody_extends_them(
+def test_the_leases_last_for_the_hand_off_without_further_extensions(
     dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
     queue.send("a")

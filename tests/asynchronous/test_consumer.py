@@ -110,7 +110,7 @@ def test_what_takes_long_is_extended_and_no_other_consumer_gets_it(program: Prog
     assert (report.deleted, report.late) == (20, 0)
 
 
-def test_one_whose_work_raises_is_settled_by_the_failure_rule(program: Program) -> None:
+def test_a_message_is_settled_by_the_failure_rule_when_its_work_raises(program: Program) -> None:
     program.orders.queue.send("good", "bad")
 
     async def work(message: Message) -> None:
@@ -202,7 +202,7 @@ def test_a_group_that_lapses_and_comes_again_waits_for_the_work_that_goes_on(pro
     assert program.orders.fifo.deleted == 3
 
 
-def test_messages_whose_work_has_ended_do_not_wait_for_the_garbage_collector(program: Program) -> None:
+def test_messages_do_not_wait_for_the_garbage_collector_after_their_work_has_ended(program: Program) -> None:
     program.orders.queue.send(*map(str, range(30)))
     with no_message_left():
         assert program.consume(at_once, seconds=60).deleted == 30
@@ -481,7 +481,7 @@ def test_it_pauses_after_refused_deletes_also_when_the_work_failed_a_message(pro
     assert len(worked_on) <= 60
 
 
-def test_a_batch_whose_work_does_not_end_in_time_is_given_back(program: Program) -> None:
+def test_a_batch_is_given_back_when_its_work_does_not_end_in_time(program: Program) -> None:
     program.orders.queue.send("a")
 
     async def main() -> None:

@@ -154,7 +154,7 @@ def test_several_joined_are_one_with_the_rows_of_all_in_their_order(written: Pat
     assert [message.message_id for message in read_manifest(tmp_path / "joined").messages] == ["m2", "m0", "m1"]
 
 
-def test_what_is_no_manifest_is_named_where_several_are_joined(written: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_named_where_several_are_joined(written: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("{}")
     with pytest.raises(ManifestError, match=f"{other} is not a manifest"):
@@ -184,7 +184,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
             read_manifest(tmp_path / name)
 
 
-def test_a_row_that_is_no_message_is_refused_without_quoting_it(written: Path) -> None:
+def test_a_row_that_is_not_a_message_is_refused_without_quoting_it(written: Path) -> None:
     table = pq.read_table(written).set_column(4, "attributes", pa.array(["{}", "private {"]))
     write_again(written, table, {"version": 1})
     with pytest.raises(ManifestError, match="a row that is not a message") as refused:

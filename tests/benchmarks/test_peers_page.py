@@ -60,7 +60,7 @@ def test_without_work_the_consumer_is_what_others_are_compared_with() -> None:
     assert list(page.better(rows)) == ["Requests for long work: Other 5; Ours 10."]
 
 
-def test_a_row_of_before_processor_time_was_measured_has_none_and_is_not_compared_by_it() -> None:
+def test_a_row_from_before_processor_time_was_measured_is_not_compared_by_it() -> None:
     rows = (row("ours", microseconds=None), row("other", microseconds=50.0))
 
     text = page.tables(Results("a machine", rows))

@@ -48,7 +48,7 @@ def test_each_gate_counts_what_its_own_consumer_asked_and_was_given(server: SqsS
     assert (other_gate.calls, other_gate.empty_receives) == ({"ReceiveMessage": 1}, 1)
 
 
-def test_a_gate_that_is_cut_lets_nobody_through_until_it_is_mended(server: SqsServer, proxy: Proxy) -> None:
+def test_a_gate_that_is_cut_lets_no_call_through_until_it_is_mended(server: SqsServer, proxy: Proxy) -> None:
     gate = proxy.gate()
     sqs = behind(server, gate.endpoint_url)
     queue_url = server.sqs_client().create_queue(QueueName="cut")["QueueUrl"]

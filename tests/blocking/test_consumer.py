@@ -83,7 +83,7 @@ class TestSingleMessages:
         assert sorted(worked, key=int) == list(map(str, range(300)))
         assert (report.received, report.deleted, report.held) == (300, 300, 0)
 
-    def test_one_whose_work_raises_is_settled_by_the_failure_rule_and_the_others_go_on(
+    def test_a_message_is_settled_by_the_failure_rule_when_its_work_raises_and_the_others_go_on(
         self, orders: Orders, caplog: pytest.LogCaptureFixture
     ) -> None:
         orders.queue.send("good", "bad", "fine")
@@ -552,7 +552,7 @@ class TestBatches:
             consumer.run_batches(work, concurrency=2)
         assert orders.queue.deleted == 2
 
-    def test_a_batch_whose_work_does_not_end_in_time_is_given_back(self, orders: Orders) -> None:
+    def test_a_batch_is_given_back_when_its_work_does_not_end_in_time(self, orders: Orders) -> None:
         orders.queue.send("a")
         with Consumer("orders", linger=0) as consumer:
 
@@ -635,7 +635,7 @@ def test_a_consumer_that_is_dropped_ends_its_thread_and_its_client(orders: Order
     assert orders.queue.deleted == 1
 
 
-def test_messages_whose_work_has_ended_do_not_wait_for_the_garbage_collector(orders: Orders) -> None:
+def test_messages_do_not_wait_for_the_garbage_collector_after_their_work_has_ended(orders: Orders) -> None:
     orders.queue.send(*map(str, range(30)))
     with no_message_left():
         run_until(orders, lambda: orders.queue.deleted == 30, lambda _: None)

@@ -90,7 +90,9 @@ class TestBeforeTheBlock:
         with pytest.raises(ValueError, match="on_lost must be 'warn' or 'raise', not 'fail'"):
             lease("orders", on_lost="fail")  # type: ignore[arg-type]
 
-    def test_the_region_is_that_of_the_queue_where_none_is_configured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_region_is_that_of_the_queue_where_no_region_is_configured(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in list(os.environ):
             if name.startswith("AWS_"):
                 monkeypatch.delenv(name)
@@ -119,7 +121,7 @@ class TestABlockThatIsDropped:
             for message in batch:
                 yield message.body
 
-    def test_a_generator_whose_consumer_fails_gives_back_at_once(self, orders: Orders) -> None:
+    def test_a_generator_gives_back_at_once_when_its_consumer_fails(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
 
         def consume() -> None:
@@ -368,7 +370,7 @@ class TestABlockThatRaises:
 
 
 class TestOrderWithinAGroup:
-    def test_a_message_behind_one_whose_work_goes_on_is_not_waited_for(self, orders: Orders) -> None:
+    def test_a_message_is_not_waited_for_while_the_work_on_one_before_it_goes_on(self, orders: Orders) -> None:
         orders.fifo.send("first", "second", message_group_id="g")
         with lease("orders.fifo", linger=0) as batch:
             first, second = batch

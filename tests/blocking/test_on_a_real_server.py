@@ -269,7 +269,7 @@ def test_reading_a_queue_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyP
         queue_attributes("orders", timeout=0.01)
 
 
-def test_a_second_lease_reads_none_of_botocores_data_files_again(
+def test_a_second_lease_reads_no_data_file_of_botocore_again(
     sqs: SQSClient, queue: str, server: SqsServer, monkeypatch: pytest.MonkeyPatch, read_by_botocore: list[str]
 ) -> None:
     for name, value in server.environment.items():

@@ -126,7 +126,7 @@ def test_a_dead_letter_queue_that_is_gone_is_a_finding(orders: str, ground: Grou
     assert problems(orders) == {"dead_letter_queue"}
 
 
-def test_what_is_no_queue_is_bad_input(wire: Wire) -> None:
+def test_a_text_that_is_not_a_queue_is_bad_input(wire: Wire) -> None:
     ran = sqs_lease("doctor", "or ders")
 
     assert (ran.exit_code, ran.out) == (2, "")
@@ -151,7 +151,7 @@ def test_credentials_that_nothing_renews_are_named(monkeypatch: pytest.MonkeyPat
     assert findings(orders)["credentials"]["level"] == "note"
 
 
-def test_nobody_listening_is_a_finding(orders: str) -> None:
+def test_an_endpoint_that_does_not_listen_is_a_finding(orders: str) -> None:
     ran = sqs_lease("doctor", orders, "--endpoint-url", "http://127.0.0.1:9", "--json")
 
     assert ran.exit_code == 1

@@ -220,7 +220,7 @@ def by_name(*uses: str, key: str | None = None, dead_key: str | None = None) -> 
     return {statement["Sid"]: statement for statement in policy_statements(frozenset(uses), [pair], {})}
 
 
-def test_who_receives_decrypts_and_who_sends_makes_data_keys() -> None:
+def test_receiving_needs_decryption_and_sending_needs_data_keys() -> None:
     found = by_name("lease", key="1234", dead_key=f"{KEYS}:key/5678")
     via = {"StringEquals": {"kms:ViaService": "sqs.eu-west-1.amazonaws.com"}}
 
@@ -236,7 +236,7 @@ def test_who_receives_decrypts_and_who_sends_makes_data_keys() -> None:
 
 
 @pytest.mark.parametrize("key", ["alias/orders", f"{KEYS}:alias/orders"])
-def test_an_alias_is_a_condition_because_it_is_no_resource(key: str) -> None:
+def test_an_alias_is_a_condition_because_it_is_not_a_resource(key: str) -> None:
     statement = by_name("lease", key=key)["KeysOfQueues"]
 
     assert statement["Resource"] == [f"{KEYS}:key/*"]

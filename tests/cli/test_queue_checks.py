@@ -105,13 +105,13 @@ def test_a_dead_letter_queue_must_keep_messages_for_longer(kept: int, dead_kept:
     assert found(state, around)["dead_letter_retention"].level is level
 
 
-def test_a_fifo_queue_counts_anew_when_it_moves_a_message() -> None:
+def test_a_fifo_queue_starts_to_count_again_when_it_moves_a_message() -> None:
     around = replace(GOOD, dead_letters=queue("dead.fifo", MessageRetentionPeriod=DAY))
 
     assert problems(queue("orders.fifo", RedrivePolicy=REDRIVE, MessageRetentionPeriod=4 * DAY), around) == set()
 
 
-def test_a_dead_letter_queue_needs_none_itself() -> None:
+def test_a_dead_letter_queue_needs_no_other_dead_letter_queue() -> None:
     around = QueueContext(sources=(f"{URL}/orders",))
 
     assert found(queue("dead"), around)["dead_letter_queue"].what == "it is the dead-letter queue of orders"

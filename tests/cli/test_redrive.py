@@ -175,7 +175,7 @@ def test_a_queue_at_work_is_refused_before_its_messages_are_received(leased_queu
     assert receive_count("orders") == 0
 
 
-def test_a_queue_with_a_dead_letter_queue_is_refused_where_nobody_may_list_sources(
+def test_a_queue_with_a_dead_letter_queue_is_refused_where_sources_may_not_be_listed(
     leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased_queues.create("orders", "an order")
@@ -313,7 +313,7 @@ def test_a_missing_permission_is_named_with_what_prints_the_others(
     assert len(orders.dead_letters) == 4
 
 
-def test_a_move_task_whose_start_got_no_answer_is_followed(
+def test_a_move_task_is_followed_although_its_start_got_no_answer(
     orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, "start_move_task", "InternalError", carried_out=True)

@@ -531,7 +531,7 @@ def check_of(run: Any, kind: QueueKind = QueueKind.STANDARD) -> Check:
     return Check("rule", "It is kept.", "It hurts.", kind, run)
 
 
-def test_a_check_whose_answers_prove_nothing_is_repeated_on_fresh_queues_with_longer_times() -> None:
+def test_a_check_that_proves_nothing_is_repeated_on_fresh_queues_with_longer_times() -> None:
     service = MemoryQueueService()
 
     (repeated,) = found_in(service, check_of(_too_slow_at_first))
@@ -715,7 +715,7 @@ def test_a_queue_that_could_not_be_deleted_is_named_with_its_command_then_and_la
 
 
 @processes
-def test_who_may_not_list_queues_can_run_it(quick: None, wire: Wire, ground: conftest.Ground) -> None:
+def test_a_user_without_the_right_to_list_queues_can_run_it(quick: None, wire: Wire, ground: conftest.Ground) -> None:
     wire.denied = {"sqs:ListQueues"}
 
     ran = sqs_lease("verify", "--yes")

@@ -147,7 +147,7 @@ def test_without_a_known_exception_the_other_rule_counts() -> None:
     assert settlement(by_exception({ValueError: dead_letter()}).matching(())) == Release(0)
 
 
-def test_a_rule_that_is_no_choice_holds_for_every_exception() -> None:
+def test_a_rule_without_a_choice_holds_for_every_exception() -> None:
     assert backoff().matching(exception_names(ValueError())) == backoff()
 
 

@@ -82,7 +82,7 @@ def test_an_attribute_that_json_cannot_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "0", "1e3", "9" * 19, "9" * 5_000, "²", None, []])
-def test_a_number_of_the_service_that_is_none_counts_as_not_said(text: Any) -> None:
+def test_a_number_of_the_service_that_cannot_be_read_counts_as_not_said(text: Any) -> None:
     strange = Message(Receipt("id", "handle"), "body", {"ApproximateReceiveCount": text})
 
     assert strange.receive_count == 1
@@ -93,7 +93,7 @@ def test_a_time_that_no_calendar_has_counts_as_not_said(text: Any) -> None:
     assert Message(Receipt("id", "handle"), "body", {"SentTimestamp": text}).sent_at is None
 
 
-def test_a_receive_count_is_no_larger_than_tables_have_room_for() -> None:
+def test_a_receive_count_is_limited_to_what_tables_have_room_for() -> None:
     assert Message(Receipt("id", "handle"), "body", {"ApproximateReceiveCount": "9" * 15}).receive_count == 2**31 - 1
 
 

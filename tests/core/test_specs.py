@@ -128,6 +128,6 @@ def test_a_failure_rule_is_an_object_a_name_or_a_mapping(described: OnFailure | 
     ],
     ids=["name", "no kind", "argument", "value", "discard", "number"],
 )
-def test_anything_else_is_no_failure_rule(described: Any, error: type[Exception], said: str) -> None:
+def test_anything_else_is_not_a_failure_rule(described: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         resolve_failure_rule(described)

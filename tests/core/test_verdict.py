@@ -112,7 +112,7 @@ def test_why_a_message_failed_is_what_was_said_of_it_alone_and_then_what_was_sai
 
 @unhurried
 @given(work)
-def test_a_message_is_deleted_only_when_all_units_that_concern_it_are_done_and_none_failed_it(
+def test_a_message_is_deleted_only_when_all_units_that_concern_it_are_done_and_did_not_fail_it(
     units: list[Unit],
 ) -> None:
     for message_id, action in actions(units).items():

@@ -178,7 +178,7 @@ def test_a_check_says_what_an_attempt_held_that_was_killed(
 
 @pytest.mark.parametrize("rule", [None, "dead_letter"], ids=["given back", "dead-lettered when the step has ended"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["the only lease", "and a good lease after it"])
-def test_messages_of_a_block_whose_exception_the_step_survives_fail_the_check(
+def test_messages_of_a_block_fail_the_check_when_the_step_survives_its_exception(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, rule: str | None, goes_on: bool
 ) -> None:
     leased_queues.create("orders", "a", "b")
@@ -299,7 +299,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, error: Exception, refused: Callable
     monkeypatch.setattr(SqsQueueResource, "attributes", attributes)
 
 
-def test_a_dead_letter_queue_that_may_not_be_read_is_no_failure(
+def test_a_dead_letter_queue_that_may_not_be_read_is_not_a_failure(
     queue: LeasedQueue, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading(monkeypatch, AccessDeniedError("denied"), lambda queue: queue.queue.startswith("arn:"))

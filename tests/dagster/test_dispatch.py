@@ -157,7 +157,7 @@ def test_assets_configuration_and_tags_may_depend_on_the_message(
     assert evaluations.work(request).success
 
 
-def test_values_that_are_no_functions_are_those_of_all_runs(
+def test_values_that_are_not_functions_are_those_of_all_runs(
     queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     queue.send("a", "b")
@@ -315,7 +315,7 @@ def test_a_value_that_fits_no_run_fails_the_evaluation_before_anything_is_receiv
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_a_configuration_that_fits_none_of_the_jobs_is_not_the_messages_fault(
+def test_a_configuration_that_fits_no_job_is_not_the_messages_fault(
     queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     queue.send(ORDER)

@@ -68,7 +68,7 @@ def test_a_step_that_was_interrupted_tells_of_an_interruption_too() -> None:
     assert _internals.is_interruption(step_failure(dg.DagsterExecutionInterruptedError()))
 
 
-def test_a_test_of_a_sensor_is_no_tick_of_the_daemon() -> None:
+def test_a_test_of_a_sensor_is_not_a_tick_of_the_daemon() -> None:
     with dg.build_sensor_context() as context:
         assert not _internals.is_tick_of_the_daemon(context)
 
@@ -105,7 +105,7 @@ def test_a_wrong_configuration_is_told_without_its_values() -> None:
     assert "secret" not in wrong
 
 
-def test_what_a_release_adds_to_the_data_of_pipes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_a_release_adds_to_the_data_of_pipes_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = _internals.pipes_context_data("r")
     assert plain["run_id"] == "r"
     monkeypatch.setitem(dagster_pipes.PipesContextData.__annotations__, "added", str)

@@ -92,7 +92,7 @@ def test_a_queue_on_aws_has_a_link_to_the_console() -> None:
     assert str(link.value).startswith("https://eu-west-1.console.aws.amazon.com/sqs/v3/home?region=eu-west-1#/queues/")
 
 
-def test_a_queue_elsewhere_has_none() -> None:
+def test_a_queue_elsewhere_has_no_link_to_the_console() -> None:
     assert "sqs/console" not in numbers("http://127.0.0.1:4566/000000000000/orders").metadata()
 
 

@@ -294,7 +294,7 @@ def real_queues(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("real_queues")
 @pytest.mark.parametrize("log_key", [None, [], UNKNOWN], ids=["no key", "an empty key", "of the web server"])
-def test_whoever_tries_the_sensor_out_takes_nothing_and_starts_no_thread(
+def test_a_trial_of_the_sensor_takes_nothing_and_starts_no_thread(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, log_key: list[str] | None
 ) -> None:
     queue = leased_queues.create("orders", "a", "b")
@@ -307,7 +307,7 @@ def test_whoever_tries_the_sensor_out_takes_nothing_and_starts_no_thread(
 
 
 @pytest.mark.usefixtures("real_queues")
-def test_a_context_made_by_a_test_is_no_tick(
+def test_a_context_made_by_a_test_is_not_a_tick(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     queue = leased_queues.create("orders", "a")
@@ -368,7 +368,7 @@ def test_arguments_that_cannot_work_are_refused_when_the_router_is_built(
         router(options.pop("workspace", WORKSPACE), **options)
 
 
-def test_a_sensor_is_stopped_until_somebody_starts_it_and_has_the_target() -> None:
+def test_a_sensor_is_stopped_until_a_user_starts_it_and_has_the_target() -> None:
     made = router(WORKSPACE, on_failure=dead_letter())
     assert made.default_status is dg.DefaultSensorStatus.STOPPED
     assert made.job_name == "loading"

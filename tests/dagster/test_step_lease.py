@@ -528,7 +528,7 @@ def test_a_lease_that_is_not_entered_fails_the_step(messages: LeasedQueue) -> No
 
 
 @pytest.mark.parametrize("use", [list, len, lambda lease: lease.fail([], "")], ids=["iterated", "counted", "settled"])
-def test_a_lease_that_is_not_entered_is_no_batch(messages: LeasedQueue, use: Callable[[Any], Any]) -> None:
+def test_a_lease_that_is_not_entered_is_not_a_batch(messages: LeasedQueue, use: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"with queue\.lease"):
         use(QUEUE.lease(dg.build_op_context()))
 
@@ -575,7 +575,7 @@ def test_messages_of_a_block_that_does_not_end_are_given_back_though_the_step_su
     assert any("2 given back" in text and "before the end of its block" in text for text in told)
 
 
-def test_a_block_whose_messages_were_all_settled_need_not_end(
+def test_a_block_need_not_end_after_all_its_messages_were_settled(
     messages: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     @dg.asset

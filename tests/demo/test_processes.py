@@ -116,9 +116,7 @@ def test_killing_a_process_leaves_nothing_of_it(start: Starter) -> None:
     assert has_ended(child, start("import signal; signal.pause()"))
 
 
-def test_a_process_that_is_being_started_when_somebody_presses_ctrl_c_is_ended(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_being_started_at_ctrl_c_is_ended(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
     make = subprocess.Popen
 
@@ -218,7 +216,7 @@ def test_what_ignores_sigterm_after_its_starter_was_killed_is_killed_too(start: 
     assert all(has_ended(pid, watched) for pid in pids)
 
 
-def test_nobody_else_is_given_a_free_port_before_its_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_port_is_not_given_out_again_before_its_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     given, other = free_port(), free_port()
     drawn = [given, other, given]
     monkeypatch.setattr(random, "randrange", lambda *_: drawn.pop(0) if drawn else randrange(20_000, 32_000))

@@ -88,7 +88,7 @@ def drained(runs: ScriptedRuns) -> list[str]:
     return lines
 
 
-def test_runs_are_started_for_what_is_visible_while_none_is_at_work(process: ServerProcess) -> None:
+def test_runs_are_started_for_what_is_visible_while_no_run_is_at_work(process: ServerProcess) -> None:
     runs = ScriptedRuns(process, at_work=[0, 1, 1, 0, 0], visible=[30, 10, 5, 5, 0])
 
     lines = drained(runs)

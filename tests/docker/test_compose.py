@@ -85,7 +85,7 @@ def test_what_runs_for_one_profile_fits_into_a_laptop(profile: str) -> None:
 
 
 @each_service
-def test_a_service_gains_no_privileges_and_has_none_where_the_image_is_ours(name: str) -> None:
+def test_a_service_gains_no_privileges_and_drops_all_where_the_image_is_ours(name: str) -> None:
     service = SERVICES[name]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not {"privileged", "cap_add", "user", "pid", "ipc", "devices"} & service.keys()

@@ -88,7 +88,7 @@ def test_a_secret_that_is_lost_is_made_again_and_the_others_are_kept(tmp_path: P
     assert password_of_pgpass(tmp_path) == second["postgres-password"], "the server and its clients have one password"
 
 
-def test_what_a_start_left_that_was_killed_is_no_secret(tmp_path: Path) -> None:
+def test_an_unfinished_file_of_a_killed_start_is_not_a_secret(tmp_path: Path) -> None:
     (tmp_path / "postgres-password.unfinished").write_text("hal")
     make_secrets(tmp_path)
 

@@ -170,7 +170,7 @@ def test_an_image_has_the_labels_of_what_is_in_it(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", IMAGES)
-def test_an_image_runs_as_a_user_of_its_own_who_is_not_root(stage: Stage) -> None:
+def test_an_image_runs_as_a_user_of_its_own_that_is_not_root(stage: Stage) -> None:
     names = [name for name, _ in stage.instructions]
     (user,) = stage.values("USER")
     assert {"RUN", "COPY", "ADD"}.isdisjoint(names[names.index("USER") :])

@@ -95,7 +95,7 @@ def test_grafana_reads_from_prometheus_and_shows_the_dashboard_at_first() -> Non
     assert home == PurePosixPath(dashboards) / DASHBOARD.name
 
 
-def test_nobody_can_change_anything_in_grafana_and_it_asks_nobody_else() -> None:
+def test_grafana_can_only_be_read_and_asks_no_other_host() -> None:
     environment = GRAFANA["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"

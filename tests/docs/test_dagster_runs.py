@@ -37,7 +37,7 @@ def test_the_test_of_a_job_over_one_batch_passes(tmp_path: Path) -> None:
     test(tmp_path)
 
 
-def test_the_job_whose_steps_run_in_the_run_worker_leases(
+def test_the_job_with_steps_in_the_run_worker_leases(
     tmp_path: Path, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = leased_queues.create("orders", "an order", visibility_seconds=600)

@@ -42,7 +42,7 @@ def test_all_else_is_as_in_the_readme(page: str) -> None:
     assert headings.findall(page) == headings.findall(readme)
 
 
-def test_a_release_names_the_repository_whose_job_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_names_the_repository_of_the_job_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
     monkeypatch.setenv("GITHUB_REPOSITORY", "orders/sqs-lease")
 

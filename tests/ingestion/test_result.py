@@ -47,6 +47,6 @@ def test_keys_of_a_later_release_are_ignored() -> None:
         (json.dumps({"format": "sqs-lease-ingestion-result", "version": 1}), "missing required field `batch_id`"),
     ],
 )
-def test_what_is_no_result_is_said(text: str, said: str) -> None:
+def test_a_text_that_is_not_a_result_is_an_error(text: str, said: str) -> None:
     with pytest.raises(ResultError, match=said):
         StoredResult.decode(text)

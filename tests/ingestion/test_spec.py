@@ -87,7 +87,7 @@ def test_what_is_wrong_is_said(spec: Any, said: str) -> None:
         IngestionSpec.parse(spec)
 
 
-def test_text_that_is_no_json_is_said() -> None:
+def test_text_that_is_not_json_is_an_error() -> None:
     with pytest.raises(SpecError, match="the spec is not JSON"):
         IngestionSpec.parse_json("{")
 

@@ -76,7 +76,7 @@ class TestGroupOrder:
         setting.run(scenario)
         assert [asked.entries[0][0] for asked in setting.transport.calls("delete")] == ["m0", "m1", "m2"]
 
-    def test_one_settlement_whose_forward_fails_keeps_the_order(self, setting: Setting) -> None:
+    def test_one_settlement_keeps_the_order_when_a_forward_fails(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = keeper.open_batch(FIFO, policy=POLICY, on_failure=dead_letter())
             first, second = messages(2, group="a")
@@ -243,7 +243,7 @@ class TestWhoHolds:
 
         setting.run(scenario)
 
-    def test_who_waits_for_a_settlement_is_told_that_another_batch_took_the_lease(self, setting: Setting) -> None:
+    def test_a_wait_for_a_settlement_is_told_that_another_batch_took_the_lease(self, setting: Setting) -> None:
         async def slow(_: RecordedCall) -> Verdict:
             await asyncio.sleep(2)
             return Verdict.DONE
@@ -320,7 +320,7 @@ class TestWhoHolds:
 
         setting.run(scenario)
 
-    def test_nothing_can_be_put_into_a_batch_that_nobody_extends(self, setting: Setting) -> None:
+    def test_nothing_can_be_put_into_a_batch_that_is_not_extended(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = keeper.open_batch(QUEUE, policy=POLICY)
             keeper.drop(batch)

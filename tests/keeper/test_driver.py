@@ -50,7 +50,7 @@ def test_an_overdue_lease_is_extended_some_seconds_after_a_stall() -> None:
     assert extensions_after_a_stall(16 + STALL_SECONDS) == [QUIET_SECONDS]
 
 
-def test_a_lease_that_somebody_else_holds_by_then_is_not_extended_after_a_stall() -> None:
+def test_a_lease_that_another_consumer_holds_by_then_is_not_extended_after_a_stall() -> None:
     assert extensions_after_a_stall(16 + STALL_SECONDS, forgotten=True) == []
 
 
@@ -62,11 +62,11 @@ def test_a_lease_that_is_about_to_end_is_extended_within_half_of_what_it_has_lef
     assert extensions_after_a_stall(53) == [1.0]
 
 
-def test_a_host_that_nobody_takes_over_from_goes_on_at_once() -> None:
+def test_a_host_without_takeovers_goes_on_at_once() -> None:
     assert extensions_after_a_stall(16 + STALL_SECONDS, quiet_seconds=0) == [0.0]
 
 
-def test_a_batch_whose_first_message_comes_late_is_settled_at_once() -> None:
+def test_a_batch_is_settled_at_once_although_its_first_message_comes_late() -> None:
     clock = VirtualClock()
     transport = ScriptedTransport(clock)
 

@@ -148,7 +148,7 @@ class TestDropped:
 
 
 class TestWaitingForATurn:
-    def test_whoever_is_cancelled_leaves_the_rest_undecided(self, setting: Setting, rounds: Rounds) -> None:
+    def test_a_caller_that_is_cancelled_leaves_the_rest_undecided(self, setting: Setting, rounds: Rounds) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = filled(keeper, setting, MANY)
             settling = asyncio.ensure_future(batch.succeed())

@@ -57,7 +57,7 @@ def test_a_single_message_is_named_with_the_end_of_its_receipt_alone(caplog: pyt
     assert RECEIPTS[0].handle not in line
 
 
-def test_different_fates_make_a_line_each_and_settlements_that_went_as_asked_none(
+def test_different_fates_make_a_line_each_and_settlements_that_went_as_asked_no_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines = logged(caplog, Lapsed(RECEIPTS[0], 1.0), Lost(RECEIPTS[0], "gone"), Settled(RECEIPTS[1], Outcome.DELETED))

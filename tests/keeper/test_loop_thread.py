@@ -62,7 +62,7 @@ def interrupted_once(
     monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
 
 
-def test_one_who_is_interrupted_before_he_waits_waits_for_the_end_of_what_began_meanwhile(
+def test_a_caller_that_is_interrupted_before_it_waits_still_waits_for_the_end_of_what_began_meanwhile(
     host: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work()
@@ -77,7 +77,7 @@ def test_one_who_is_interrupted_before_he_waits_waits_for_the_end_of_what_began_
     assert work.ended.is_set()
 
 
-def test_one_who_is_interrupted_waits_also_where_the_end_takes_a_while(
+def test_a_caller_that_is_interrupted_waits_also_where_the_end_takes_a_while(
     host: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, ended = Event(), Event()
@@ -153,7 +153,7 @@ class TestWhoWouldWaitForEverGetsAnError:
             gc.collect()
         assert host.is_stopped
 
-    def test_who_waits_while_it_is_stopped(self, host: LoopThread) -> None:
+    def test_a_caller_that_waits_while_it_is_stopped(self, host: LoopThread) -> None:
         work = Work()
         with ThreadPoolExecutor() as others:
             waiting = others.submit(host.run, work.run())
@@ -163,7 +163,7 @@ class TestWhoWouldWaitForEverGetsAnError:
                 waiting.result(60)
         assert work.ended.is_set()
 
-    def test_who_waits_when_its_thread_dies(self, host: LoopThread) -> None:
+    def test_a_caller_that_waits_when_its_thread_dies(self, host: LoopThread) -> None:
         async def exits() -> None:
             raise SystemExit("a callback of the user's own calls sys.exit()")
 

@@ -142,7 +142,7 @@ def test_calls_are_measured_by_the_conventions_for_messaging(published: Publishe
     assert published.by_operation("messaging.client.consumed.messages")["receive receive"].value == 3
 
 
-def test_a_poll_without_messages_is_a_call_that_consumed_none(
+def test_a_poll_without_messages_is_a_call_that_consumed_no_message(
     published: Published, leased_queues: LeasedQueues
 ) -> None:
     leased_queues.create("orders")
@@ -250,7 +250,7 @@ def test_without_messages_there_is_no_span(published: Published, leased_queues: 
         published.span()
 
 
-def test_it_links_to_whoever_sent_the_messages(published: Published, leased_queues: LeasedQueues) -> None:
+def test_it_links_to_the_senders_of_the_messages(published: Published, leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders", "without")
     queue.send("w3c", message_attributes=W3C)
     with lease("orders", max_messages=2, wait=0, linger=0):
@@ -280,7 +280,7 @@ def test_the_header_of_x_ray_is_read_if_it_can_be(header: str, links: int) -> No
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", f"00-{'0' * 32}-{SENDER}-01", "00-" * 10_000, "\x00"])
-def test_a_malformed_trace_context_is_no_link(text: str) -> None:
+def test_a_malformed_trace_context_gives_no_link(text: str) -> None:
     from sqs_lease.core.messages import Message, Receipt
 
     attributes = {"traceparent": {"DataType": "String", "StringValue": text}}

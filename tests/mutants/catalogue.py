@@ -1181,7 +1181,7 @@ DRIVER: Final = (
         "keeper/driver.py",
         "async with asyncio.timeout(timeout_seconds):",
         "async with asyncio.timeout(None):",
-        (f"{_KEEPER}::test_a_call_that_hangs_delays_nobody_else_and_is_tried_again_within_the_lease",),
+        (f"{_KEEPER}::test_a_call_that_hangs_delays_no_other_and_is_tried_again_within_the_lease",),
     ),
     Mutant(
         "a message whose content is unknown is deleted with the dead letters",

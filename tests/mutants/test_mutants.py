@@ -53,7 +53,7 @@ def test_each_mutant_has_a_name_of_its_own_and_every_subject_has_some() -> None:
     assert len(MUTANTS) >= 60
 
 
-def test_a_mutant_whose_old_text_is_gone_says_what_to_do() -> None:
+def test_a_mutant_without_its_old_text_says_what_to_do() -> None:
     stale = Mutant("a rule", "core/limits.py", "what is not there", "", ())
     with pytest.raises(StaleMutantError, match=r"'a rule'.* 0 times in core/limits\.py.* write the mutant again"):
         stale.applied()

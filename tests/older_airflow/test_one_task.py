@@ -45,6 +45,6 @@ def test_what_a_task_fails_on_is_visible_again_at_once(leased_queues: LeasedQueu
     assert sorted(queue.visible) == ["one", "two"]
 
 
-def test_an_empty_queue_is_no_failure(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_queue_is_not_a_failure(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
     leased_queues.create("orders")
     assert run(lambda body: None).endswith("success")

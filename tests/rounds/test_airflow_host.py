@@ -40,7 +40,7 @@ def test_a_mapped_task_that_failed_failed_its_message_and_another_one_all_or_tho
     assert block_of_run("run", BEGAN, MESSAGES, named, TO_MONOTONIC).failed == {"m": 8.0}
 
 
-def test_a_run_whose_keeper_is_not_done_is_no_block_that_ended_well() -> None:
+def test_a_run_with_a_keeper_that_is_not_done_did_not_end_well() -> None:
     for state in ("deferred", "failed", None):
         tasks = [task("orders_keeper", state, 9.0), task("load", "success", 8.0)]
         assert not block_of_run("run", BEGAN, MESSAGES, tasks, TO_MONOTONIC).is_green

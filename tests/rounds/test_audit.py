@@ -135,7 +135,7 @@ def test_a_block_that_ends_well_without_a_delete_is_silent() -> None:
     assert audit(replace(refused, blocks=[block(A, 0.1, 14.1, green=False)])) == []
 
 
-def test_a_block_that_ends_well_although_somebody_else_had_the_message_is_silent() -> None:
+def test_a_block_that_ends_well_although_another_block_had_the_message_is_silent() -> None:
     entries = [receive(A, 0.0, 1), receive(B, 12.1, 2), delete(A, 14.0, 1)]
     away = Window(Kind.STOP, A, 1.0, 13.0)
     found = audit(replace(GOOD, entries=entries, windows=[away]))
@@ -147,7 +147,7 @@ def test_an_extension_after_the_delete_is_found() -> None:
     assert rules(audit(replace(GOOD, entries=entries))) == [Rule.AFTER_THE_END]
 
 
-def test_a_release_of_what_somebody_else_has_is_found_unless_the_worker_was_stopped_just_then() -> None:
+def test_a_release_of_a_message_that_another_worker_has_is_found_unless_this_one_was_stopped_just_then() -> None:
     entries = [receive(A, 0.0, 1), receive(B, 12.1, 2), change(A, 12.5, 1, 0.0), delete(B, 13.0, 2)]
     away = Window(Kind.STOP, A, 1.0, 12.3)
     blocks = [block(A, 0.1, 12.6, green=False), block(B, 12.2, 13.1)]
@@ -176,7 +176,7 @@ def test_the_time_already_worked_counts_from_the_first_of_repeated_receives_of_a
     assert rules(audit(replace(evidence, in_order=True, windows=[]))) == [Rule.TOO_LONG]
 
 
-def test_a_release_with_a_long_delay_is_no_long_lease() -> None:
+def test_a_release_with_a_long_delay_is_not_a_long_lease() -> None:
     entries = [receive(A, 0.0, 1), change(A, 3.0, 1, 40.0), receive(B, 43.1, 2), delete(B, 44.0, 2)]
     blocks = [block(A, 0.1, 3.1, green=False), block(B, 43.2, 44.1)]
     assert audit(replace(GOOD, entries=entries, blocks=blocks, table=[Done("m", 43.9)])) == []
@@ -281,7 +281,7 @@ HANDED_ON = replace(
         "the other cut off",
     ],
 )
-def test_two_holders_are_promised_while_nobody_can_have_taken_over_from_a_process_that_is_gone(
+def test_two_holders_are_excused_before_a_takeover_from_a_process_that_is_gone_was_possible(
     windows: list[Window], is_excused: bool
 ) -> None:
     assert rules(audit(replace(HANDED_ON, windows=windows))) == ([] if is_excused else [Rule.DOUBLE_HOLDER])
@@ -292,7 +292,7 @@ def test_without_takeovers_a_kill_excuses_nothing_that_another_block_holds() -> 
     assert rules(audit(replace(HANDED_ON, windows=[killed], takeover=None))) == [Rule.DOUBLE_HOLDER]
 
 
-def test_a_run_has_the_reception_that_its_message_counts_whoever_extends_it() -> None:
+def test_a_run_has_the_reception_that_its_message_counts_whatever_process_extends_it() -> None:
     entries = [receive(A, 0.0, 1), receive(B, 12.1, 2), change(A, 20.0, 2, VISIBILITY), delete(A, 25.0, 2)]
     lost = replace(RUN, ended_at=26.0)
     kept = Block("kept", frozenset({"m"}), 12.5, 25.1, is_green=True, receive_counts={"m": 2})
@@ -307,7 +307,7 @@ def test_a_message_that_its_run_failed_and_that_was_deleted_all_the_same_is_lost
     assert audit(replace(GOOD, blocks=[failed], dead_letters={0: 1})) == []
 
 
-def test_an_extension_by_a_process_that_cannot_know_that_another_one_had_deleted_is_no_finding() -> None:
+def test_an_extension_by_a_process_that_cannot_know_that_another_one_had_deleted_is_not_a_finding() -> None:
     stood_still, died = Window(Kind.STOP, B, 13.0, 14.4), Window(Kind.KILL, A, 14.2, 14.3)
     late = replace(GOOD, entries=[*GOOD.entries, change(B, 14.5, 1, VISIBILITY, acted=False)])
     takeover = Takeover(noticed_after_seconds=4.0, seconds=15.0)

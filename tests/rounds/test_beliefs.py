@@ -59,7 +59,7 @@ def test_a_deadline_that_is_repeated_is_one_finding() -> None:
     assert len(audit(round_of([*HONEST[:2], *faked]))) == 1
 
 
-def test_a_lease_that_a_holder_is_in_doubt_of_is_relied_on_by_none() -> None:
+def test_a_lease_in_doubt_is_not_relied_on() -> None:
     assert audit(round_of([believes("holds", 0.01, None)])) == []
 
 

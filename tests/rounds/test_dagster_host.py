@@ -32,7 +32,7 @@ def test_a_run_is_a_block_from_its_first_step_to_its_end() -> None:
     assert block.receive_counts == {"m": 1, "n": 2}
 
 
-def test_a_run_that_failed_or_tells_of_lost_leases_is_no_block_that_ended_well() -> None:
+def test_a_run_that_failed_or_tells_of_lost_leases_did_not_end_well() -> None:
     assert not block_of_run(run("FAILURE"), [counted(deleted=1)], [CHECK], -1000.0).is_green
     for name in ("lost", "late", "uncertain", "unsettled"):
         told = counted(deleted=1, **{name: 1})

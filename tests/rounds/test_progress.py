@@ -29,7 +29,7 @@ def test_a_run_goes_on_with_the_seeds_that_are_left(path: Path) -> None:
     assert [each.findings for each in again.kept["plain"]] == [[("a rule", "how it was broken")]]
 
 
-def test_a_run_that_is_over_or_not_the_one_that_is_asked_for_begins_anew(path: Path) -> None:
+def test_a_run_that_is_over_or_not_the_one_that_is_asked_for_begins_again(path: Path) -> None:
     run = Run.begin(path, 1, ["plain"], 7)
     run.keep("plain", kept(7))
 

@@ -178,20 +178,24 @@ def record(server: SqsServer, tmp_path_factory: pytest.TempPathFactory) -> Recor
         return Skeleton(stack, server, notes).run()
 
 
-def test_nobody_else_gets_a_message_while_its_task_works_past_the_first_visibility_timeout(record: Record) -> None:
+def test_no_other_consumer_gets_a_message_while_its_task_works_past_the_first_visibility_timeout(
+    record: Record,
+) -> None:
     assert record.received_early == []
     # The same message twice would still be the same one: the second consumer does not hold it for ever.
     assert set(record.received) == {POISON}
     assert record.report["extensions"] >= len(GOOD)
 
 
-def test_a_message_whose_task_failed_for_good_reaches_others_while_the_other_tasks_still_work(record: Record) -> None:
+def test_a_message_reaches_others_after_its_task_failed_for_good_while_the_other_tasks_still_work(
+    record: Record,
+) -> None:
     assert {body: record.beside[body] for body in GOOD} == dict.fromkeys(GOOD, ("running", 1))
     assert record.ended[POISON] == ("failed", 1)
     assert record.report["messages"]["released"] == [record.message_ids[POISON]]
 
 
-def test_the_messages_whose_tasks_succeeded_are_deleted(record: Record) -> None:
+def test_the_messages_of_successful_tasks_are_deleted(record: Record) -> None:
     assert {body: record.ended[body] for body in GOOD} == dict.fromkeys(GOOD, ("success", 1))
     assert sorted(record.report["messages"]["deleted"]) == sorted(record.message_ids[body] for body in GOOD)
     assert record.left == 1

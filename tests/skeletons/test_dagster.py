@@ -178,11 +178,13 @@ def test_a_sensor_starts_one_run_when_messages_wait(record: Record) -> None:
     assert run.tags["dagster/sensor_name"] == SENSOR
 
 
-def test_it_starts_none_for_messages_in_flight(record: Record) -> None:
+def test_it_starts_no_run_for_messages_in_flight(record: Record) -> None:
     assert {(tick.status, tuple(tick.run_ids)) for tick in record.evaluations} == {("SKIPPED", ())}
 
 
-def test_nobody_else_gets_a_message_while_the_asset_works_past_the_first_visibility_timeout(record: Record) -> None:
+def test_no_other_consumer_gets_a_message_while_the_asset_works_past_the_first_visibility_timeout(
+    record: Record,
+) -> None:
     assert record.received_early == []
     # The same message twice would still be the same one: the second consumer does not hold it for ever.
     assert set(record.received) == {POISON}
@@ -192,7 +194,7 @@ def test_the_asset_goes_on_with_the_rest_after_it_failed_a_message(record: Recor
     assert record.done == ["received", "fails the poison", "worked"]
 
 
-def test_the_rest_is_deleted_in_the_end_and_the_failed_message_stays_with_who_received_it(record: Record) -> None:
+def test_the_rest_is_deleted_in_the_end_and_the_failed_message_stays_with_its_next_receiver(record: Record) -> None:
     assert record.left == (0, 1)
 
 

@@ -200,7 +200,7 @@ def test_messages_that_came_back_count_as_duplicates(run: Run) -> None:
     assert run.result["duplicates"] == 3
 
 
-def test_what_is_no_strict_json_is_rejected_with_a_reason_and_goes_back_to_the_queue(run: Run) -> None:
+def test_a_body_that_is_not_strict_json_is_rejected_with_a_reason_and_goes_back_to_the_queue(run: Run) -> None:
     assert run.result["rejected"].keys() == {run.broken}
     assert run.result["rejected"][run.broken].startswith("not valid JSON")
     assert run.returned == [run.broken]

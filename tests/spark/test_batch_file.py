@@ -94,7 +94,7 @@ def test_attributes_that_are_numbers_already_are_taken_as_they_are(tmp_path: Pat
         assert batch.messages["sent_at"].to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC)]
 
 
-def test_an_attribute_that_is_no_number_counts_as_missing(tmp_path: Path) -> None:
+def test_an_attribute_that_is_not_a_number_counts_as_missing(tmp_path: Path) -> None:
     odd = {"SentTimestamp": "yesterday", "ApproximateReceiveCount": "often"}
 
     with written_batch(
@@ -160,7 +160,7 @@ def test_a_manifest_is_the_file_already(tmp_path: Path) -> None:
     assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_bodies_of_a_manifest_are_only_read_for_who_wants_more_than_their_syntax(tmp_path: Path) -> None:
+def test_bodies_of_a_manifest_are_only_read_for_a_checker_of_more_than_their_syntax(tmp_path: Path) -> None:
     class Syntax(PlainChecker):
         def reasons(self, bodies: Sequence[str]) -> list[str | None]:
             raise AssertionError(f"{len(bodies)} bodies were read")
@@ -175,7 +175,7 @@ def test_bodies_of_a_manifest_are_only_read_for_who_wants_more_than_their_syntax
     assert checker.seen == ["{}", "x {}"]
 
 
-def test_what_is_no_json_is_still_text(tmp_path: Path) -> None:
+def test_a_body_that_is_not_json_is_still_text(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path / "manifest", [message("a", "{}"), message("b", "hello")])
 
     with written_batch(manifest, workspace=tmp_path / "w", checker=TextSource().checker()) as batch:
@@ -288,7 +288,7 @@ def test_of_a_message_that_is_there_again_the_newest_receive_is_kept(received: l
     assert [int(body) for _, body in kept] == sorted(int(body) for _, body in kept)
 
 
-def test_what_is_no_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused_by_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("hello")
 
@@ -491,7 +491,7 @@ def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/batches", "file:///data/batches"])
-def test_an_address_is_no_workspace_and_becomes_no_directory(
+def test_an_address_is_not_a_workspace_and_becomes_no_directory(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

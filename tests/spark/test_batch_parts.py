@@ -166,7 +166,7 @@ def test_messages_that_the_table_knows_are_not_read_again(place: Place) -> None:
     assert stored_ids(place.table) == ["a", "b", "c", "d"]
 
 
-def test_what_was_staged_for_a_batch_that_is_not_committed_is_removed_whoever_wrote_it(place: Place) -> None:
+def test_staged_files_of_a_batch_that_is_not_committed_are_removed_whatever_program_wrote_them(place: Place) -> None:
     def fail() -> None:
         assert len(staged_files(place.table)) == 1
         raise OSError("the driver is stopped")

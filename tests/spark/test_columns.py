@@ -87,7 +87,7 @@ def test_a_source_says_so_before_a_batch_is_written(source: Callable[[StructType
         source(StructType().add("place", TWINS)).checker()
 
 
-def test_a_pinned_schema_that_somebody_wrote_by_hand_is_looked_at_too(tmp_path: Path) -> None:
+def test_a_pinned_schema_that_was_written_by_hand_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(StructType().add("place", TWINS).json())
 
     with pytest.raises(SchemaError, match="column place has the field 'Town' twice"):

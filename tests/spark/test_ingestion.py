@@ -114,7 +114,7 @@ def test_a_message_with_an_odd_attribute_stops_no_batch(place: Place, *, as_mani
 
 
 @pytest.mark.parametrize("attributes", ["", "[]", "{", '"SequenceNumber"', "[" * 100_000, '{"SequenceNumber": NaN}'])
-def test_attributes_of_a_manifest_that_are_no_object_stop_no_batch(place: Place, attributes: str) -> None:
+def test_attributes_of_a_manifest_that_are_not_an_object_stop_no_batch(place: Place, attributes: str) -> None:
     first, second = (replace(its, attributes={"MessageGroupId": "g", "SequenceNumber": "1"}) for its in good([1, 2]))
     (table,) = message_tables([first, second])
     odd = pa.array([table["attributes"][0].as_py(), attributes])
@@ -444,7 +444,7 @@ def test_no_body_and_no_receipt_handle_is_logged_or_returned(place: Place, caplo
         pytest.param(["m1"], TypeError, r"messages\[0\] must be a Message or a dict, not str", id="a string"),
     ],
 )
-def test_what_is_no_message_is_refused_at_once(
+def test_a_value_that_is_not_a_message_is_refused_at_once(
     place: Place, messages: list[Any], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):

@@ -74,7 +74,7 @@ def test_an_old_java_is_said_with_its_version(
 
 
 @pytest.mark.parametrize("script", ["echo 'Unable to locate a Java Runtime.' >&2; exit 1", "echo hello"])
-def test_a_program_that_is_no_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def test_a_program_that_is_not_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     program = java(tmp_path, script)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 

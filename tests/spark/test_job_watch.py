@@ -86,7 +86,7 @@ def test_a_stage_under_way_is_in_the_log(spark: SparkSession, tmp_path: Path, ca
 
 
 @pytest.mark.usefixtures("often")
-def test_jobs_whose_messages_are_lost_are_cancelled(spark: SparkSession, tmp_path: Path) -> None:
+def test_jobs_are_cancelled_when_their_messages_are_lost(spark: SparkSession, tmp_path: Path) -> None:
     said = "batch a was stopped and nothing more of it is committed"
     still_held = partial(no_jobs, spark)
     with pytest.raises(LeaseLostError, match=said), watched_jobs(spark, "batch a", still_held):
@@ -152,9 +152,7 @@ def test_nothing_is_committed_for_messages_that_are_held_no_longer(place: Place)
     assert place.ingest(good([1, 2]), still_held=lambda: True).rows == 2
 
 
-def test_whoever_cannot_say_whether_messages_are_held_stops_nothing(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_check_of_the_leases_that_fails_stops_nothing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> bool:
         raise RuntimeError("no answer")
 

@@ -61,7 +61,7 @@ def reason(text: str | bytes) -> str | None:
         pytest.param('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON that can be stored: nested", id="deep"),
     ],
 )
-def test_what_is_no_json_object_has_a_reason(text: str | bytes, starts: str) -> None:
+def test_a_text_that_is_not_a_json_object_has_a_reason(text: str | bytes, starts: str) -> None:
     assert str(reason(text)).startswith(starts)
 
 
@@ -85,7 +85,7 @@ def test_a_number_that_a_double_holds_is_taken_however_it_is_written(number: str
     assert decode_object(f'{{"x": {number}}}')["x"] == pytest.approx(float(number))
 
 
-def test_what_looks_like_an_exponent_inside_of_a_string_is_none() -> None:
+def test_an_exponent_inside_of_a_string_is_text() -> None:
     assert reason('{"id": "4e999456-0000", "digits": "' + "9" * 400 + '"}') is None
 
 

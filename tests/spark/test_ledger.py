@@ -133,7 +133,7 @@ def test_an_admission_from_an_outdated_snapshot_is_refused_and_leaves_nothing(bo
     assert sorted(book.path.rglob("*.parquet")) == book.files()
 
 
-def test_a_refusal_of_what_did_go_through_is_no_refusal(book: Book) -> None:
+def test_a_refusal_of_a_commit_that_did_go_through_does_not_count(book: Book) -> None:
     """A store that answers a repeated request with a conflict, because the first one was carried out."""
     ledger = book.open()
     snapshot = ledger.snapshot()
@@ -188,7 +188,7 @@ def test_a_look_up_opens_only_files_of_the_minutes_in_which_its_messages_were_se
     assert book.find({"m0": None, "m2": None}) == {"m0": "batch 0", "m2": "batch 2"}
 
 
-def test_a_message_whose_time_was_not_said_when_it_came_is_found_by_any_time(book: Book) -> None:
+def test_a_message_that_came_without_a_time_is_found_by_any_time(book: Book) -> None:
     book.admit("without", {"a": None})
     book.admit("mixed", {"b": None, "c": NOON})
     book.admit("with", {"d": NOON})
@@ -265,7 +265,7 @@ def test_the_newest_batch_is_never_forgotten(book: Book) -> None:
 
 
 @pytest.mark.parametrize("wrong", [16 * DAY, 400 * DAY, -16 * DAY, -400 * DAY], ids=str)
-def test_a_driver_with_a_wrong_clock_makes_nobody_forget(book: Book, wrong: timedelta) -> None:
+def test_a_driver_with_a_wrong_clock_makes_no_ledger_forget(book: Book, wrong: timedelta) -> None:
     book.admit("first", {"first": NOON - 14 * DAY})
     book.admit("second", {"second": NOON})
 
@@ -292,7 +292,7 @@ def test_many_small_files_of_a_day_are_put_together(book: Book) -> None:
     assert book.find({"m7": NOON + timedelta(seconds=7)}) == {"m7": "batch 7"}
 
 
-def test_whoever_looked_before_the_clean_up_is_refused_and_looks_again(book: Book) -> None:
+def test_a_driver_that_looked_before_the_clean_up_is_refused_and_looks_again(book: Book) -> None:
     book.admit("old", {"old": NOON})
     book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
@@ -335,7 +335,7 @@ def test_trouble_with_the_clean_up_does_no_harm(book: Book, caplog: pytest.LogCa
     assert f"ledger {book.path} was not cleaned up; the next batch tries again: no permission" in caplog.text
 
 
-def test_the_clean_up_of_a_ledger_that_was_made_anew_meanwhile_does_no_harm(book: Book) -> None:
+def test_the_clean_up_of_a_ledger_that_was_made_again_meanwhile_does_no_harm(book: Book) -> None:
     book.admit("old", {"old": NOON})
     book.clock.now += 40 * DAY
     book.admit("new", {"new": book.clock.now})
@@ -412,7 +412,7 @@ def test_a_ledger_that_knows_messages_is_of_one_table(book: Book) -> None:
     assert book.find({"a": NOON}) == {"a": "first"}
 
 
-def test_who_cannot_name_its_table_unbinds_no_ledger(book: Book) -> None:
+def test_a_sink_without_a_name_for_its_table_unbinds_no_ledger(book: Book) -> None:
     book.ledger.open("orders")
     book.admit("first", {"a": NOON})
 
@@ -442,7 +442,7 @@ def test_a_ledger_that_was_of_no_table_is_of_the_next_one(book: Book) -> None:
         book.ledger.open("orders")
 
 
-def test_what_is_no_ledger_is_not_made_one_by_unbinding(tmp_path: Path) -> None:
+def test_unbinding_makes_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="there is no ledger"):
         Ledger(tmp_path / "ledger").unbind()
     assert not (tmp_path / "ledger").exists()
@@ -543,7 +543,7 @@ def test_a_batch_that_is_given_up_in_a_compacted_ledger_leaves_the_others_known(
     assert book.admit("batch 3", {"m3": NOON}).number == 4
 
 
-def test_what_is_no_ledger_is_not_made_one_by_giving_up_a_batch(tmp_path: Path) -> None:
+def test_giving_up_a_batch_makes_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="there is no ledger"):
         Ledger(tmp_path / "ledger").abandon("first")
     assert not (tmp_path / "ledger").exists()

@@ -135,7 +135,7 @@ def test_a_disk_that_fills_up_rejects_no_message() -> None:
     assert (len(disk.taken), disk.tries < 40) == (600, True)
 
 
-def test_a_message_for_which_there_is_no_room_keeps_no_other_from_the_table() -> None:
+def test_a_message_without_room_for_it_keeps_no_other_from_the_table() -> None:
     store = Store({7}, error=FULL)
 
     with pytest.raises(PythonException):
@@ -193,7 +193,7 @@ class BreaksOn(JsonSource):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("with_rejects", [False, True], ids=["reported", "stored"])
-def test_a_message_whose_rows_cannot_be_written_is_rejected_and_the_rest_of_the_batch_stored(
+def test_a_message_with_rows_that_cannot_be_written_is_rejected_and_the_rest_of_the_batch_stored(
     place: Place, tmp_path: Path, with_rejects: bool
 ) -> None:
     bad = [message("bad", '{"id": 101}'), message("worse", "not JSON")]

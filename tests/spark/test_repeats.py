@@ -196,7 +196,7 @@ def test_a_message_that_is_sent_again_days_later_is_stored_once(place: Place) ->
 
 
 @pytest.mark.parametrize("wrong", [40 * DAY, -40 * DAY], ids=str)
-def test_a_driver_with_a_wrong_clock_makes_nobody_forget_what_goes_by_keys(tmp_path: Path, wrong: timedelta) -> None:
+def test_a_driver_with_a_wrong_clock_makes_no_ledger_forget_keys(tmp_path: Path, wrong: timedelta) -> None:
     clock = Clock()
     table = WriteAheadTable(open_table(tmp_path / "table"), Ledger(tmp_path / "ledger", clock=clock).open())
 

@@ -72,7 +72,9 @@ def load_into(table: BusyTable) -> Any:
         return load(table.store, "b", {"m1": "x"})
 
 
-def test_a_wait_is_told_with_who_is_waited_for_and_counted(waits: Waits, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_counted_and_names_the_batch_that_it_waits_for(
+    waits: Waits, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, logger="sqs_lease.spark.waits"):
         assert load_into(BusyTable(MemoryStore(), refusals=7)).ingested == 1
 

@@ -116,7 +116,7 @@ def test_the_error_of_one_entry_is_a_verdict_on_its_lease(code: str, text: str, 
 @pytest.mark.parametrize(
     ("sender_fault", "verdict"), [(True, Verdict.REFUSED), (None, Verdict.REFUSED), (False, Verdict.TRANSIENT)]
 )
-def test_an_unknown_code_is_judged_by_whose_fault_it_is(sender_fault: bool | None, verdict: Verdict) -> None:
+def test_an_unknown_code_is_judged_by_the_side_at_fault(sender_fault: bool | None, verdict: Verdict) -> None:
     assert entry_verdict("SomethingNew", "whatever", sender_fault=sender_fault) is verdict
 
 

@@ -69,7 +69,7 @@ def test_tasks_are_listed_with_their_progress(make_transport: MakeTransport, scr
     assert scripted.sent("ListMessageMoveTasks") == {"SourceArn": DEAD, "MaxResults": 10}
 
 
-def test_a_queue_without_tasks_lists_none(make_transport: MakeTransport, scripted: ScriptedServer) -> None:
+def test_a_queue_without_tasks_lists_no_task(make_transport: MakeTransport, scripted: ScriptedServer) -> None:
     scripted.script("ListMessageMoveTasks", Answer({}))
     assert list(call(make_transport, scripted, lambda transport: transport.move_tasks(DEAD))) == []
 

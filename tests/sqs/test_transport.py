@@ -204,7 +204,7 @@ def test_a_second_delete_with_the_same_handle_is_done_or_lost_and_never_refused(
     bench.run(scenario)
 
 
-def test_a_batch_without_entries_is_no_call(bench: Bench) -> None:
+def test_a_batch_without_entries_needs_no_call(bench: Bench) -> None:
     url = bench.create_queue()
 
     async def scenario() -> None:

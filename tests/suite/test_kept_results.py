@@ -38,7 +38,7 @@ def test_a_result_is_not_kept_when_the_sources_changed_meanwhile(tmp_path: Path)
     assert KeptResults(tmp_path / "results.json", lambda: "before").good == {}
 
 
-def test_a_file_that_was_half_written_counts_as_none(tmp_path: Path) -> None:
+def test_a_file_that_was_half_written_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"fingerprint": "these')
     assert KeptResults(tmp_path / "results.json", lambda: "these sources").good == {}
 

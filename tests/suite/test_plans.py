@@ -70,7 +70,7 @@ def test_a_directory_stands_for_the_files_below_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["tests/core/test_leger.py", "/etc/hostname"])
-def test_what_is_no_file_of_the_checkout_is_refused(path: str) -> None:
+def test_a_path_outside_of_the_checkout_is_refused(path: str) -> None:
     with pytest.raises(FileNotFoundError, match="not a file or directory of this checkout"):
         files_below([Path(path)])
 

@@ -7,7 +7,7 @@ import pytest
 from sqs_lease.testing import LeasedQueues
 
 
-def test_messages_are_visible_until_somebody_receives_them_and_gone_when_they_are_deleted() -> None:
+def test_messages_are_visible_until_they_are_received_and_gone_when_they_are_deleted() -> None:
     queues = LeasedQueues()
     queue = queues.create("orders", "a", "b")
     assert (queue.visible, queue.invisible, queue.deleted) == (["a", "b"], [], 0)

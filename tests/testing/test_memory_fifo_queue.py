@@ -83,7 +83,7 @@ def test_a_superseded_fifo_handle_changes_nothing() -> None:
     assert service.delete(second) is None
 
 
-def test_on_a_fifo_queue_whose_own_visibility_timeout_is_0_nothing_can_be_deleted() -> None:
+def test_on_a_fifo_queue_with_a_visibility_timeout_of_0_nothing_can_be_deleted() -> None:
     service = Service("orders.fifo", visibility_seconds=0)
     service.send(2)
     first, second = service.receive_one(), service.receive_one()

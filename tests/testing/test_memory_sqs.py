@@ -92,7 +92,7 @@ def test_a_stale_delete_answers_success_and_deletes_nothing() -> None:
     assert service.states() == []
 
 
-def test_on_a_standard_queue_extending_after_expiry_works_while_nobody_else_received() -> None:
+def test_on_a_standard_queue_extending_after_expiry_works_until_another_consumer_receives() -> None:
     service = Service(visibility_seconds=30)
     service.send()
     receipt = service.receive_one()
@@ -111,7 +111,7 @@ def test_on_a_standard_queue_extending_after_expiry_may_also_give_message_not_in
     assert refused(service.change(receipt, 30), "MessageNotInflight", "")
 
 
-def test_on_a_standard_queue_deleting_after_expiry_works_while_nobody_else_received() -> None:
+def test_on_a_standard_queue_deleting_after_expiry_works_until_another_consumer_receives() -> None:
     service = Service(visibility_seconds=30)
     service.send()
     receipt = service.receive_one()
@@ -160,7 +160,7 @@ def test_a_visibility_out_of_range_is_refused_where_emulators_accept_it(seconds:
     assert refused(service.change(service.receive_one(), seconds), "InvalidParameterValue", "between 0 and 43200")
 
 
-def test_a_queue_whose_own_visibility_timeout_is_0_hides_nothing() -> None:
+def test_a_queue_with_a_visibility_timeout_of_0_hides_nothing() -> None:
     service = Service(visibility_seconds=0)
     service.send()
     first, second = service.receive_one(), service.receive_one()
@@ -281,7 +281,7 @@ def test_messages_without_a_group_are_never_put_off() -> None:
     assert [message.body for message in service.receive()] == ["q"]
 
 
-def test_a_noisy_tenant_is_not_kept_waiting_where_nobody_else_does() -> None:
+def test_a_noisy_tenant_is_not_kept_waiting_where_no_other_waits() -> None:
     service = Service()
     send_for_tenants(service, "n" * 100)
     assert sum(len(service.receive()) for _ in range(10)) == 100
@@ -314,7 +314,7 @@ def test_dead_lettering_the_first_of_a_fifo_group_lets_the_next_come() -> None:
     assert ids(service.receive(1)) == sent[1:]
 
 
-def test_a_dead_letter_of_a_standard_queue_is_as_old_as_it_is_and_of_a_fifo_queue_begins_anew() -> None:
+def test_a_dead_letter_keeps_its_age_on_a_standard_queue_and_starts_again_on_a_fifo_queue() -> None:
     for name, left in (("orders", 0), ("orders.fifo", 1)):
         service = Service(name, visibility_seconds=10, max_receive_count=1)
         short = service.sqs.create_queue(f"short-{name}", retention_seconds=60)
@@ -409,7 +409,7 @@ def test_an_unknown_queue_is_an_error() -> None:
 # The audit trail
 
 
-def test_the_audit_trail_tells_who_held_what_when() -> None:
+def test_the_audit_trail_tells_when_each_caller_held_each_message() -> None:
     service = Service(visibility_seconds=30)
     (sent,) = service.send()
     (first,) = service.sqs.receive(service.url, caller="one")

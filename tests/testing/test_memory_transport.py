@@ -188,7 +188,7 @@ def test_the_caller_cannot_tell_whether_a_call_without_a_clear_answer_was_carrie
     setting.run(work)
 
 
-def test_a_refusal_whose_answer_is_lost_is_a_verdict_too() -> None:
+def test_a_refusal_with_a_lost_answer_is_a_verdict_too() -> None:
     setting = Setting(ScriptedFaults(Fault(answer_lost=True)))
 
     async def work(transport: Transport) -> None:
@@ -198,7 +198,7 @@ def test_a_refusal_whose_answer_is_lost_is_a_verdict_too() -> None:
     setting.run(work)
 
 
-def test_a_receive_whose_answer_is_lost_leaves_the_messages_invisible() -> None:
+def test_a_receive_with_a_lost_answer_leaves_the_messages_invisible() -> None:
     setting = Setting(ScriptedFaults(Fault(answer_lost=True), Fault(request_lost=True)))
 
     async def work(_: Transport) -> None:
@@ -269,7 +269,7 @@ def test_a_call_that_cannot_be_stopped_is_carried_out_although_the_caller_gave_i
     setting.run(work)
 
 
-def test_nobody_hears_of_the_failure_of_a_call_that_was_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_failure_of_a_call_that_was_given_up_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     setting = Setting(ScriptedFaults(Fault(before_seconds=3, error=THROTTLED, unstoppable=True)))
 
     async def work(_: Transport) -> None:

@@ -104,7 +104,7 @@ def test_a_task_that_is_named_like_an_instance_of_another_leases_task_is_not_tak
     assert questions == [{"check", "u"}, {"check_1", "u"}]
 
 
-def test_who_begins_to_watch_during_a_question_is_told_no_answer_that_leaves_out_its_tasks() -> None:
+def test_a_watch_that_begins_during_a_question_is_told_no_answer_that_leaves_out_its_tasks() -> None:
     airflow = Airflow()
     airflow.answer_seconds = 0.5
 
@@ -158,7 +158,7 @@ def test_after_an_answer_at_least_as_long_passes_as_it_took() -> None:
     assert len(airflow.questions) == 5
 
 
-def test_it_asks_once_a_second_while_somebody_watches_and_then_no_more() -> None:
+def test_it_asks_once_a_second_while_it_is_watched_and_then_no_more() -> None:
     airflow = Airflow()
 
     async def scenario() -> None:
@@ -174,7 +174,7 @@ def test_it_asks_once_a_second_while_somebody_watches_and_then_no_more() -> None
     run_virtual(scenario)
 
 
-def test_who_begins_to_watch_between_two_rounds_is_answered_at_once() -> None:
+def test_a_watch_that_begins_between_two_rounds_is_answered_at_once() -> None:
     airflow = Airflow()
 
     async def scenario() -> None:

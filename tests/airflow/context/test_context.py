@@ -78,7 +78,7 @@ def test_tasks_that_do_not_use_the_messages_wait_for_them_all_the_same(dag: DAG)
     assert [task.task_id for task in work_of(dag)] == ["prepare", "load", "alone"]
 
 
-def test_tasks_outside_the_body_are_no_work(dag: DAG) -> None:
+def test_tasks_outside_the_body_do_not_count_as_work(dag: DAG) -> None:
     before = step.override(task_id="before")()
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         loaded = load(orders)
@@ -227,7 +227,7 @@ def test_where_the_sensors_success_is_enough_a_task_is_skipped_for_no_other(dag:
     assert work_of(dag)[-1].skipped_behind == ()
 
 
-def test_a_task_may_be_skipped_for_one_that_is_no_work_and_for_one_that_chooses(dag: DAG) -> None:
+def test_a_task_may_be_skipped_for_one_that_does_not_count_as_work_and_for_one_that_chooses(dag: DAG) -> None:
     outside = step.override(task_id="outside")()
 
     @task.short_circuit
@@ -274,7 +274,7 @@ def test_so_does_a_task_mapped_over_the_results_of_a_mapped_group(dag: DAG) -> N
     assert chained_work(dag) == {"process.check": (True, False), "step": (True, True)}
 
 
-def test_results_zipped_with_others_are_nobodys_in_particular(dag: DAG) -> None:
+def test_results_zipped_with_others_belong_to_no_message_in_particular(dag: DAG) -> None:
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         checked = check.expand(message=orders)
         step.expand(value=checked.zip(orders))
@@ -337,7 +337,7 @@ def test_what_cannot_happen_to_lost_leases_is_an_error(
         load(orders)
 
 
-def test_setups_and_teardowns_in_the_body_are_no_work_but_wait_for_the_messages(dag: DAG) -> None:
+def test_setups_and_teardowns_in_the_body_do_not_count_as_work_but_wait_for_the_messages(dag: DAG) -> None:
     @setup
     def start_cluster() -> None: ...
 
@@ -515,7 +515,7 @@ def test_a_parameter_of_the_dag_is_looked_at_when_it_is_known(field: str) -> Non
     assert "orders" in shop().task_ids
 
 
-def test_a_dag_file_loads_none_of_the_libraries_for_aws() -> None:
+def test_a_dag_file_loads_no_library_for_aws() -> None:
     # They take a third of a second, in every process that parses the file. A process of its own, because others here
     # have imported them.
     program = """

@@ -182,7 +182,7 @@ def test_a_keeper_that_comes_too_late_takes_nothing_back_for_a_run_that_is_over(
     assert world.report()["deleted"] == 0
 
 
-def test_a_keeper_that_comes_too_late_takes_back_what_nobody_received_while_its_work_runs(
+def test_a_keeper_that_comes_too_late_takes_back_the_messages_not_yet_received_while_its_work_runs(
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
@@ -200,7 +200,7 @@ def test_a_keeper_that_comes_too_late_takes_back_what_nobody_received_while_its_
     assert world.report()["uncertain"] == 3
 
 
-def test_a_sensor_whose_success_was_not_written_down_ends_with_the_batch_that_it_had(world: LeasedMessages) -> None:
+def test_a_sensor_ends_with_the_batch_that_it_had_when_its_success_was_not_written_down(world: LeasedMessages) -> None:
     """Its triggerer was killed after it had published everything: another one runs its trigger."""
 
     async def scenario() -> None:

@@ -72,7 +72,7 @@ def test_leases_that_were_left_out_repeated_or_moved_are_refused(order: list[int
 
 
 @pytest.mark.parametrize("line", [0, 1])
-def test_what_somebody_edited_does_not_open(line: int) -> None:
+def test_an_edited_lease_does_not_open(line: int) -> None:
     plain = handed().encode(RECEIVING)
     sealed = lines(plain)
     middle = len(sealed[line]) // 2
@@ -83,7 +83,7 @@ def test_what_somebody_edited_does_not_open(line: int) -> None:
 
 
 @pytest.mark.parametrize("sealed", [None, "", 5, ["a"], {"a": 1}])
-def test_what_is_no_lease_is_refused(sealed: object) -> None:
+def test_a_value_that_is_not_a_lease_is_refused(sealed: object) -> None:
     with pytest.raises(PayloadError, match="is not what sqs-lease writes there"):
         HandedLease.decode({"messages": 3, "sealed": sealed}, RECEIVING)
 

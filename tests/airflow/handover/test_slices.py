@@ -114,7 +114,7 @@ class Held:
         return [Lease(message.receipt, now, now + 600) for message in self.received]
 
 
-def test_whoever_is_cancelled_while_a_batch_is_taken_over_holds_all_of_it() -> None:
+def test_a_takeover_that_is_cancelled_still_holds_the_whole_batch() -> None:
     held = Held()
 
     async def scenario() -> None:

@@ -400,7 +400,7 @@ def test_mapping_over_one_without_the_context_is_refused_before_it_receives(
     ("payload", "error", "text"),
     [("leases", ValueError, "must be a URI"), ("", ValueError, "must be a URI"), (Path("/x"), TypeError, "a string")],
 )
-def test_a_payload_that_is_no_place_is_an_error(dag: DAG, payload: Any, error: type[Exception], text: str) -> None:
+def test_a_payload_that_is_not_a_place_is_an_error(dag: DAG, payload: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         SqsLeaseSensor(task_id="orders", queue_url="orders", payload=payload)
 

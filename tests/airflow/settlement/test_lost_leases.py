@@ -270,7 +270,7 @@ def test_a_callback_that_does_not_end_is_ended(world: LeasedMessages) -> None:
     assert len(CALLS) == 1
 
 
-def test_lost_messages_are_noted_for_whoever_resumes_the_keeper(world: LeasedMessages) -> None:
+def test_lost_messages_are_noted_for_the_triggerer_that_resumes_the_keeper(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer, Growing(visibility=9))

@@ -154,7 +154,7 @@ def test_a_mapped_task_that_was_not_expanded_speaks_for_all_its_instances(
     assert decision([CHECK], {"check": state}) == expected
 
 
-def test_one_failed_chunk_fails_every_message_because_nobody_knows_which_it_held() -> None:
+def test_one_failed_chunk_fails_every_message_because_its_own_are_not_known() -> None:
     outcome = decision([CHUNKS], {"chunk_0": "success", "chunk_1": "failed"}, {("chunk", 0): NOTHING})
     assert outcome.fail == failure("task chunk[1] ended as failed")
 
@@ -248,7 +248,7 @@ def test_the_report_on_a_single_message_is_read_only_where_the_exception_matters
 # Work that can never be completed
 
 
-def test_a_message_whose_work_cannot_be_completed_is_held_while_somebody_works_on_it() -> None:
+def test_a_message_is_held_while_it_is_worked_on_although_its_work_cannot_be_completed() -> None:
     states: dict[str, str | None] = {"check_0": "failed", "check_1": "running", "check_2": "success"}
     failures = {("check", 2): NOTHING}
     early = decision([CHECK, STORE], {**states, "store": "upstream_failed"}, failures)
@@ -279,7 +279,7 @@ def test_before_it_is_expanded_a_chained_task_keeps_all_messages_waiting() -> No
     )
 
 
-def test_with_fewer_instances_than_messages_nobody_knows_which_message_is_whose() -> None:
+def test_with_fewer_instances_than_messages_no_instance_belongs_to_one_message() -> None:
     states: dict[str, str | None] = {f"check_{index}": "success" for index in range(3)}
     failures = {("check", index): NOTHING for index in range(3)} | {("store", 0): NOTHING}
     waiting = decision([CHECK, STORE], {**states, "store_0": "success", "store_1": "running"}, failures)

@@ -295,7 +295,7 @@ def test_an_interrupted_task_ends_its_job(
     assert not psutil.pid_exists(program.noted()["pid"])
 
 
-def test_a_job_whose_messages_are_all_lost_is_ended_and_not_retried(
+def test_a_job_is_ended_and_not_retried_when_its_messages_are_all_lost(
     load: SqsToSparkOperator, instance: TaskInstance, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.05)
@@ -448,7 +448,7 @@ def test_a_submitted_job_that_fails_fails_the_task_and_leaves_no_files(
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 
 
-def test_a_job_whose_task_was_ended_is_not_submitted(
+def test_a_job_is_not_submitted_after_its_task_was_ended(
     hook: type[Hook], program: JobProgram, instance: TaskInstance, tmp_path: Path
 ) -> None:
     load = submitting(program, tmp_path)

@@ -51,7 +51,7 @@ def test_messages_stay_invisible_for_an_hour_of_work_and_are_deleted_when_it_suc
 @pytest.mark.parametrize(
     ("signalled", "seconds"), [("False", LONGEST_UNSIGNALLED_SECONDS), ("True", LONGEST_POLL_SECONDS)]
 )
-def test_messages_are_visible_again_when_the_work_failed_and_nobody_could_signal_it(
+def test_messages_are_visible_again_when_the_work_failed_and_could_not_signal_it(
     world: LeasedMessages, monkeypatch: pytest.MonkeyPatch, signalled: str, seconds: float
 ) -> None:
     monkeypatch.setenv("AIRFLOW__SQS_LEASE__REPORT_FAILURES", signalled)
@@ -197,7 +197,7 @@ def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned_for_i
     }
 
 
-def test_messages_whose_work_was_skipped_are_given_back_whatever_the_failure_rule(world: LeasedMessages) -> None:
+def test_messages_of_skipped_work_are_given_back_whatever_the_failure_rule(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(on_failure=dead_letter())
         world.states["load"] = "skipped"
@@ -208,7 +208,7 @@ def test_messages_whose_work_was_skipped_are_given_back_whatever_the_failure_rul
     assert not world.sqs.contents(world.dead_letter_url)
 
 
-def test_messages_whose_work_is_skipped_every_time_come_back_later_and_later(world: LeasedMessages) -> None:
+def test_messages_come_back_later_and_later_when_their_work_is_skipped_every_time(world: LeasedMessages) -> None:
     async def scenario() -> None:
         for _ in range(3):
             received = world.sqs.receive(world.url, max_messages=10)

@@ -133,7 +133,7 @@ def test_after_messages_were_done_with_the_pauses_are_short_again() -> None:
     assert fired([*looks, *[counts(5)] * 20]) == [0, 30, 90, 204, 234]
 
 
-def test_a_message_whose_delay_ends_is_not_a_new_one() -> None:
+def test_a_message_at_the_end_of_its_delay_is_not_a_new_one() -> None:
     looks = [counts(1, 0, 1)] * 5 + [counts(2)] * 20
     assert fired(looks) == [0, 30]
 

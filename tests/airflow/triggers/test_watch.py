@@ -115,7 +115,7 @@ def test_a_host_that_shares_no_polls_runs_it_alone(watched: WatchedQueue) -> Non
 # The runs that it starts
 
 
-def test_bursts_are_worked_on_within_seconds_in_few_runs_and_none_is_empty(watched: WatchedQueue) -> None:
+def test_bursts_are_worked_on_within_seconds_in_few_runs_and_no_run_is_empty(watched: WatchedQueue) -> None:
     async def scenario() -> None:
         watcher = watched.watch()
         runs = EventRuns(watched, watcher, max_active_runs=4)
@@ -187,7 +187,9 @@ def test_with_scarce_slots_runs_are_empty_now_and_then_only(watched: WatchedQueu
     watched.run(scenario)
 
 
-def test_a_dag_whose_events_lead_to_nothing_costs_few_of_them_and_no_message_a_receive(watched: WatchedQueue) -> None:
+def test_a_dag_that_does_nothing_with_its_events_costs_few_of_them_and_no_message_a_receive(
+    watched: WatchedQueue,
+) -> None:
     async def scenario() -> None:
         watched.send("a")
         watcher = watched.watch()
@@ -339,7 +341,7 @@ def test_after_an_error_that_passed_it_counts_again(watched: WatchedQueue, caplo
     assert "No events of orders" in caplog.text
 
 
-def test_an_error_that_nobody_foresaw_ends_no_watcher(
+def test_an_unforeseen_error_ends_no_watcher(
     watched: WatchedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> Any:

@@ -77,7 +77,7 @@ class TestExtending:
             waits = [later - earlier for earlier, later in itertools.pairwise(tries)]
             assert waits[-1] < waits[0] / 2
 
-    def test_a_lease_past_its_deadline_whose_renewal_succeeds_goes_on(self) -> None:
+    def test_a_lease_past_its_deadline_goes_on_when_its_renewal_succeeds(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         call = only(ledger.due(33))

@@ -93,7 +93,7 @@ def test_a_message_behind_one_that_is_dead_lettered_is_deleted() -> None:
     assert ended(ledger) == {"m1": Outcome.DEAD_LETTERED, "m2": Outcome.DELETED}
 
 
-def test_a_message_behind_one_whose_forward_fails_is_released() -> None:
+def test_a_message_is_released_when_the_forward_of_one_before_it_fails() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(FIRST, DeadLetter("failed"), 5)
     ledger.settle(SECOND, Delete(), 5)
@@ -101,7 +101,7 @@ def test_a_message_behind_one_whose_forward_fails_is_released() -> None:
     assert ended(ledger) == {"m1": Outcome.FAILED, "m2": Outcome.RELEASED}
 
 
-def test_a_message_behind_one_whose_delete_fails_is_released() -> None:
+def test_a_message_is_released_when_the_delete_of_one_before_it_fails() -> None:
     ledger = ledger_of("group", "group")
     for receipt in (FIRST, SECOND):
         ledger.settle(receipt, Delete(), 5)

@@ -34,7 +34,7 @@ def settle(ledger: Ledger, receipt: Receipt, settlement: Settlement, verdict: Ve
 
 
 class TestWhatComesAgain:
-    def test_a_lease_whose_delete_was_refused_is_extended_when_another_batch_takes_it(self) -> None:
+    def test_a_lease_is_extended_when_another_batch_takes_it_after_its_delete_was_refused(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         settle(ledger, receipt, Delete(), Verdict.REFUSED, 5)

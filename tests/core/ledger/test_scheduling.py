@@ -37,7 +37,7 @@ def batch_of(ledger: Ledger, count: int, *, received_at: float = 0.0, name: str 
 class TestCallRate:
     @pytest.mark.parametrize(("calls_per_second", "deletes"), [(10, 1_000), (50, 5_000)])
     @pytest.mark.parametrize("settled_at", [0.0, 5.0, 19.0])
-    def test_deletes_beside_held_leases_cost_none_of_them_and_come_through_in_full_calls(
+    def test_deletes_beside_held_leases_cost_no_lease_and_come_through_in_full_calls(
         self, calls_per_second: float, deletes: int, settled_at: float
     ) -> None:
         service = BusyService(Ledger(Random(0)), calls_per_second)
@@ -56,7 +56,7 @@ class TestCallRate:
         assert len(deleting) <= 1.5 * deletes / 10
 
     @pytest.mark.parametrize("settlement", [Release(), Release(60)])
-    def test_releases_beside_held_leases_cost_none_of_them(self, settlement: Release) -> None:
+    def test_releases_beside_held_leases_cost_no_lease(self, settlement: Release) -> None:
         service = BusyService(Ledger(Random(0)), 10)
         batch_of(service.ledger, 500)
         failed = batch_of(service.ledger, 1_000, name="failed")
@@ -219,7 +219,7 @@ class TestCallRate:
 
 class TestSlowAnswers:
     @pytest.mark.parametrize("answer_seconds", [1.2, 3.0, 8.0])
-    def test_a_lapsed_lease_that_nobody_took_recovers_by_its_first_answered_extension(
+    def test_a_lapsed_lease_that_was_not_taken_recovers_by_its_first_answered_extension(
         self, answer_seconds: float
     ) -> None:
         def away_until_50(call: Call) -> float:

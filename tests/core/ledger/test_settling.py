@@ -37,7 +37,9 @@ class TestSettling:
         assert [type(call) for call in ledger.due(5)] == [DeleteCall]
 
     @pytest.mark.parametrize("verdict", [Verdict.DONE, Verdict.CAPPED, *FAILED_VERDICTS])
-    def test_settlement_waits_for_the_extension_under_way_and_none_is_sent_after_it(self, verdict: Verdict) -> None:
+    def test_settlement_waits_for_the_extension_under_way_and_no_extension_is_sent_after_it(
+        self, verdict: Verdict
+    ) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         extension = only(ledger.due(20))
@@ -50,7 +52,7 @@ class TestSettling:
         assert [type(call) for call in ledger.due(max(now, 23))] == [DeleteCall]
         assert ledger.due(1_000) == []
 
-    def test_a_settlement_of_a_lease_whose_extension_under_way_is_refused_ends_as_lost(self) -> None:
+    def test_a_settlement_ends_as_lost_when_the_extension_under_way_is_refused(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         extension = only(ledger.due(20))
@@ -79,7 +81,7 @@ class TestSettling:
         assert ledger.due(1_000) == []
 
     @pytest.mark.parametrize("now", [28.5, 30.0, 45.0])
-    def test_a_lease_about_to_end_or_ended_is_not_released_for_it_may_be_somebody_elses(self, now: float) -> None:
+    def test_a_lease_about_to_end_or_ended_is_not_released_because_others_may_have_it(self, now: float) -> None:
         (receipt,) = held = receipts(1)
         ledger = Ledger(Random(0))
         ledger.hold(Lease(receipt, 0.0, 30.0), Never(visibility=30))

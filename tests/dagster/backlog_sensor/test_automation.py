@@ -109,7 +109,7 @@ def test_nothing_runs_for_an_empty_queue(leased_queues: LeasedQueues, automation
     assert automation.requested() == set()
 
 
-def test_an_evaluation_whose_cursor_was_not_stored_reports_nothing_twice(
+def test_an_evaluation_after_a_cursor_that_was_not_stored_reports_nothing_twice(
     queue: LeasedQueue, automation: Automation, time: Time
 ) -> None:
     automation.report()

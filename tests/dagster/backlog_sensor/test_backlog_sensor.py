@@ -159,7 +159,7 @@ def test_a_run_is_started_for_fewer_when_they_have_waited(
     assert len(ticks.tick()) == 1
 
 
-def test_the_wait_begins_anew_when_the_queue_was_empty_and_when_a_run_was_started(
+def test_the_wait_begins_again_when_the_queue_was_empty_and_when_a_run_was_started(
     queue: LeasedQueue, instance: dg.DagsterInstance, leased_queues: LeasedQueues, time: Time
 ) -> None:
     ticks = Ticks(instance, min_messages=3, max_wait=60, max_concurrent_runs=2, messages_per_run=1)
@@ -254,7 +254,7 @@ def test_a_run_that_began_a_minute_ago_has_received(
 # Once
 
 
-def test_an_evaluation_whose_cursor_was_not_stored_asks_for_the_same_run_again(
+def test_an_evaluation_after_a_cursor_that_was_not_stored_asks_for_the_same_run_again(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     ticks = Ticks(instance)
@@ -278,9 +278,7 @@ def test_run_keys_are_new_after_the_cursor_was_cleared(queue: LeasedQueue, insta
     "cursor",
     ["", "7", "no json", '{"epoch": "a"}', '{"version": 2, "epoch": "a", "sequence": 3}', '{"version": 1, "new": 1}'],
 )
-def test_a_cursor_that_cannot_be_read_is_begun_anew(
-    queue: LeasedQueue, instance: dg.DagsterInstance, cursor: str
-) -> None:
+def test_a_cursor_that_cannot_be_read_is_reset(queue: LeasedQueue, instance: dg.DagsterInstance, cursor: str) -> None:
     ticks = Ticks(instance)
     ticks.cursor = cursor
     queue.send("a")
@@ -326,7 +324,7 @@ def test_the_pause_ends_growing_at_15_minutes(queue: LeasedQueue, instance: dg.D
     assert len(ticks.tick()) == 1
 
 
-def test_a_run_that_succeeds_ends_the_pause_and_a_canceled_one_is_no_failure(
+def test_a_run_that_succeeds_ends_the_pause_and_a_canceled_one_is_not_a_failure(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     ticks = Ticks(instance, pause_after_failure=timedelta(days=10_000))
@@ -387,7 +385,7 @@ def test_a_retry_that_succeeds_does_not_end_the_pause_that_the_failure_began(
     assert len(ticks.tick()) == 1
 
 
-def test_runs_whose_automatic_retries_succeed_are_followed_by_a_pause_too(
+def test_runs_with_automatic_retries_that_succeed_are_followed_by_a_pause_too(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     ticks = Ticks(instance, pause_after_failure=FOR_EVER)
@@ -407,7 +405,7 @@ def test_runs_whose_automatic_retries_succeed_are_followed_by_a_pause_too(
 HOUR = 3600
 
 
-def test_a_run_that_takes_long_is_named_with_what_to_do_if_nobody_works_on_it(
+def test_a_run_that_takes_long_is_named_with_what_to_do_if_it_is_not_worked_on(
     queue: LeasedQueue, instance: dg.DagsterInstance, time: Time
 ) -> None:
     ticks = Ticks(instance)
@@ -516,7 +514,7 @@ def test_a_partition_that_is_dynamic_is_added_by_the_evaluation_that_asks_for_it
     assert ticks.added == {"hours": ["noon"]}
 
 
-def test_a_partition_of_a_target_that_has_none_is_an_error_that_names_it(
+def test_a_partition_of_a_target_without_partitions_is_an_error_that_names_it(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     queue.send("a")

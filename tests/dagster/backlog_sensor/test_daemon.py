@@ -85,7 +85,7 @@ def test_a_daemon_that_dies_in_the_middle_starts_no_second_run(
     assert len(daemon.iterate()) == 2
 
 
-def test_an_evaluation_whose_result_was_not_stored_starts_no_second_run(
+def test_an_evaluation_without_a_stored_result_starts_no_second_run(
     queue: LeasedQueue, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = daemon.iterate()

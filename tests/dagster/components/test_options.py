@@ -107,7 +107,7 @@ def test_the_other_components_are_checked_in_the_same_way(
     assert found(queue={}) == [("queue", "'name' is a required property")]
 
 
-def test_a_block_is_no_list_and_no_number() -> None:
+def test_a_block_must_not_be_a_list_or_a_number() -> None:
     assert [place for place, _ in errors("lease: []")] == ["lease"]
     assert [place for place, _ in errors("queue: 5")] == ["queue"]
 

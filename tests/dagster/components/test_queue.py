@@ -48,7 +48,7 @@ def test_what_is_wrong_is_said_by_its_key_when_the_folder_is_loaded(
     assert said in refused(shop)
 
 
-def test_a_component_of_another_kind_is_no_queue(shop: Shop) -> None:
+def test_a_component_of_another_kind_is_not_taken_for_a_queue(shop: Shop) -> None:
     shop.write("orders/defs.yaml", FUNCTION.replace("{component: queues/orders}", "{name: orders}"))
     shop.write("sensor/defs.yaml", SENSOR.replace("queues/orders", "orders"))
     assert "'orders' is a SqsFunctionComponent, not a SqsQueueComponent" in refused(shop)

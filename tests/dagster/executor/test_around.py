@@ -150,7 +150,7 @@ def elsewhere(_: dg.InitExecutorContext) -> dg.Executor:
     ],
     ids=["no executor", "an instance", "steps elsewhere", "steps elsewhere, configured", "one of the user's own"],
 )
-def test_executors_whose_steps_the_run_worker_may_not_be_able_to_end_are_refused(
+def test_executors_with_steps_that_the_run_worker_may_not_be_able_to_end_are_refused(
     around: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -117,13 +117,13 @@ def test_the_directory_is_its_owners_alone_and_holds_no_half_written_file(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"name": "load"})])
-def test_a_file_that_is_none_of_ours_is_named(folder: BatchFolder, content: str) -> None:
+def test_a_file_of_another_program_is_named(folder: BatchFolder, content: str) -> None:
     folder.put("work-load.json", content.encode())
     with pytest.raises(BatchFolderError, match=r"work-load\.json"):
         folder.pieces()
 
 
-def test_messages_that_are_no_manifest_are_named(folder: BatchFolder) -> None:
+def test_messages_that_are_not_a_manifest_are_named(folder: BatchFolder) -> None:
     folder.put(MESSAGES, b"PAR1")
     with pytest.raises(BatchFolderError, match=MESSAGES):
         folder.manifest()
@@ -136,7 +136,7 @@ def batch(workspace: Path, name: str, age_seconds: float) -> None:
     os.utime(folder.path / MESSAGES, (written_at, written_at))
 
 
-def test_what_nobody_can_hold_any_more_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_directories_that_no_run_can_hold_any_more_are_removed_and_nothing_else(tmp_path: Path) -> None:
     old = LEFT_OVER_AFTER_SECONDS + 60
     batch(tmp_path, run_batch_id("killed"), old)
     batch(tmp_path, run_batch_id("under-way"), old - 120)
@@ -150,7 +150,9 @@ def test_a_workspace_that_is_not_there_yet_has_nothing_left_over(tmp_path: Path)
     assert remove_left_over(str(tmp_path / "later")) == 0
 
 
-def test_what_cannot_be_removed_is_said_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_removed_is_named_and_stops_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     batch(tmp_path, run_batch_id("killed"), LEFT_OVER_AFTER_SECONDS + 60)
     (tmp_path / run_batch_id("killed") / "directory").mkdir()
     assert remove_left_over(str(tmp_path)) == 0

@@ -115,7 +115,7 @@ def test_a_step_without_the_batch_that_failed_fails_all() -> None:
     assert failed(found) == {"report failed": list(MESSAGES)}
 
 
-def test_a_step_that_did_not_reach_the_messages_fails_none_and_none_is_deleted() -> None:
+def test_a_step_that_did_not_reach_the_messages_fails_and_deletes_no_message() -> None:
     unreached = StepEnd(NOW, failed=True, errors=frozenset({"BatchFolderError"}))
     found = decided({"load": SUCCEEDED, "report": unreached}, {"load": piece(failed={"m1": "torn"})})
     assert failed(found) == {"torn": ["m1"]}
@@ -136,7 +136,7 @@ def test_messages_of_a_step_that_came_to_no_end_that_is_known_are_held() -> None
     assert decided({}, {"load": DONE}) == dict.fromkeys(MESSAGES, Action.HOLD)
 
 
-def test_where_steps_did_not_run_because_the_executor_ended_early_none_is_deleted() -> None:
+def test_where_steps_did_not_run_because_the_executor_ended_early_no_message_is_deleted() -> None:
     found = decided({"load": SUCCEEDED}, {"load": piece(failed={"m1": "torn"})}, is_whole=False)
     assert failed(found) == {"torn": ["m1"]}
     assert done_otherwise(found, Action.RELEASE) == ["m0", "m2"]

@@ -230,7 +230,7 @@ def test_an_asset_that_is_interrupted_before_it_reads_what_its_job_says_ends_the
     assert orders.visible == ["body 0", "body 1", "body 2"]
 
 
-def test_a_job_whose_messages_are_all_lost_is_ended(
+def test_a_job_is_ended_when_its_messages_are_all_lost(
     orders: LeasedQueue, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.05)

@@ -40,7 +40,7 @@ def test_names_may_be_quoted_and_columns_may_have_comments() -> None:
 
 
 @pytest.mark.parametrize("schema", ["", "order_id", "{{ env.SCHEMA }}", "a INT, "])
-def test_a_schema_that_is_not_understood_gives_none(schema: str) -> None:
+def test_a_schema_that_is_not_understood_gives_no_columns(schema: str) -> None:
     assert columns(schema) is None
 
 

@@ -34,7 +34,7 @@ class TestClosing:
         setting.run(scenario, leaving)
         assert [(asked.method, asked.at, asked.entries) for asked in setting.transport.asked] == expected
 
-    def test_calls_under_way_are_given_time_to_end_and_none_begins_after(self, setting: Setting) -> None:
+    def test_calls_under_way_are_given_time_to_end_and_no_call_begins_after(self, setting: Setting) -> None:
         finished = []
 
         async def slowly(asked: RecordedCall) -> Verdict:
@@ -77,7 +77,7 @@ class TestClosing:
         setting.run(scenario, Leaving.RELEASE)
         assert setting.clock.now() <= 20
 
-    def test_who_waits_for_a_settlement_is_told_that_it_will_not_come(self, setting: Setting) -> None:
+    def test_a_wait_for_a_settlement_is_told_that_it_will_not_come(self, setting: Setting) -> None:
         setting.transport.script = never_answers
         told: list[BaseException | object] = []
 

@@ -54,7 +54,7 @@ def test_many_batches_and_queues_are_held_at_once_with_calls_shared_within_a_que
     }
 
 
-def test_a_call_that_hangs_delays_nobody_else_and_is_tried_again_within_the_lease(setting: Setting) -> None:
+def test_a_call_that_hangs_delays_no_other_and_is_tried_again_within_the_lease(setting: Setting) -> None:
     hung = 0
 
     async def script(asked: RecordedCall) -> Verdict:

@@ -63,7 +63,7 @@ def test_settling_twice_gives_the_first_outcome_again_and_calls_nothing_more(set
     assert len(setting.transport.asked) == 1
 
 
-def test_cancelling_one_who_waits_for_a_settlement_leaves_it_to_another(setting: Setting) -> None:
+def test_cancelling_one_wait_for_a_settlement_leaves_it_to_another(setting: Setting) -> None:
     async def slowly(_: RecordedCall) -> Verdict:
         await asyncio.sleep(2)
         return Verdict.DONE
@@ -206,7 +206,7 @@ class TestDeadLettering:
         assert setting.transport.calls("delete") == []
         assert [asked.entries for asked in setting.transport.calls("release")] == [(("m0", 0),)]
 
-    def test_a_message_whose_content_is_not_known_is_not_deleted(self, setting: Setting) -> None:
+    def test_a_message_with_unknown_content_is_not_deleted(self, setting: Setting) -> None:
         setting.transport.dead_letter_arn = "arn:aws:sqs:eu-west-1:1:dead"
         (message,) = messages(1)
 

@@ -92,7 +92,7 @@ class TestErrors:
 
 
 class TestFifo:
-    def test_each_poll_has_an_attempt_id_of_its_own_and_standard_queues_have_none(self) -> None:
+    def test_each_poll_has_an_attempt_id_of_its_own_but_not_on_standard_queues(self) -> None:
         case = Collecting(url=FIFO)
         case.collect(10, wait=30)
         ids = [poll.attempt_id for poll in case.polls.polls]
@@ -102,7 +102,7 @@ class TestFifo:
         standard.collect(10, wait=30)
         assert {poll.attempt_id for poll in standard.polls.polls} == {None}
 
-    def test_a_poll_whose_answer_was_lost_is_repeated_as_it_was_and_keeps_the_time_it_was_first_sent(self) -> None:
+    def test_a_poll_without_an_answer_is_repeated_as_it_was_and_keeps_the_time_it_was_first_sent(self) -> None:
         case = Collecting(
             Reply(messages(range(7))),
             Reply(error=TRANSIENT, after_seconds=5),
@@ -165,7 +165,7 @@ class TestFifo:
             assert max(sent) - min(sent) < 300
         assert len({poll.attempt_id for poll in case.polls.polls}) == 3
 
-    def test_an_attempt_whose_messages_are_visible_again_is_not_repeated(self) -> None:
+    def test_an_attempt_is_not_repeated_when_its_messages_are_visible_again(self) -> None:
         case = Collecting(Reply(error=TRANSIENT, after_seconds=15), url=FIFO, visibility_seconds=3)
         case.collect(10, wait=30)
         first, second, *_ = case.polls.polls

@@ -17,7 +17,7 @@ class TestWaiting:
         ("visibility_seconds", "waits"),
         [(30, [10, 10, 10, 10, 5]), (600, [20, 20, 5]), (60, [20, 20, 5]), (45, [15, 15, 15]), (2, [1] * 45)],
     )
-    def test_one_poll_after_the_other_waits_and_none_for_longer_than_a_third_of_the_visibility_timeout(
+    def test_one_poll_after_the_other_waits_and_no_poll_for_longer_than_a_third_of_the_visibility_timeout(
         self, visibility_seconds: int, waits: list[int]
     ) -> None:
         case = Collecting(visibility_seconds=visibility_seconds)

@@ -101,7 +101,9 @@ def test_work_that_succeeds_deletes_its_messages(outcome: Outcome) -> None:
     assert outcome.left["local_success"] == []
 
 
-def test_nobody_else_gets_a_message_while_the_work_takes_longer_than_its_visibility_timeout(outcome: Outcome) -> None:
+def test_no_other_consumer_gets_a_message_while_the_work_takes_longer_than_its_visibility_timeout(
+    outcome: Outcome,
+) -> None:
     assert WORK_SECONDS > 2 * VISIBILITY_SECONDS
     assert outcome.consumer.polls > WORK_SECONDS / 4
     assert outcome.consumer.receptions == []
@@ -146,5 +148,5 @@ def test_without_messages_the_sensor_is_skipped_where_that_was_asked_for(outcome
     assert set(outcome.tasks("local_empty").values()) == {"skipped"}
 
 
-def test_a_queue_that_does_not_exist_is_no_reason_to_skip(outcome: Outcome) -> None:
+def test_a_queue_that_does_not_exist_is_not_a_reason_to_skip(outcome: Outcome) -> None:
     assert outcome.tasks("local_no_queue")["orders"] == "failed"

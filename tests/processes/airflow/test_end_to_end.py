@@ -170,7 +170,7 @@ def test_messages_are_settled_one_by_one(running: Running) -> None:
     assert running.left("per_message") == 1
 
 
-def test_nobody_else_gets_a_message_while_the_work_takes_several_visibility_timeouts(running: Running) -> None:
+def test_no_other_consumer_gets_a_message_while_the_work_takes_several_visibility_timeouts(running: Running) -> None:
     running.ended("per_message")
     consumer = running.consumers["per_message"]
     assert leases.WORK_SECONDS > 3 * leases.VISIBILITY_SECONDS
@@ -185,7 +185,7 @@ def test_a_failed_message_is_received_by_others_within_ten_seconds_and_not_befor
     assert 0 <= reception.at - failed_at <= 10
 
 
-def test_without_extensions_somebody_else_does_get_the_message_while_the_work_runs(running: Running) -> None:
+def test_without_extensions_another_consumer_does_get_the_message_while_the_work_runs(running: Running) -> None:
     running.ended("never_extended")
     (reception,) = running.consumers["never_extended"].received(1)
     assert reception.at < running.work_ended_at("never_extended", "check", "good")
@@ -296,7 +296,7 @@ def test_the_files_of_a_stored_batch_are_removed_when_it_was_settled(running: Ru
     assert list(running.payload.iterdir()) == []
 
 
-def test_nobody_else_gets_a_message_of_a_stored_batch_but_the_one_that_failed(running: Running) -> None:
+def test_no_other_consumer_gets_a_message_of_a_stored_batch_but_the_one_that_failed(running: Running) -> None:
     running.ended("stored")
     consumer = running.consumers["stored"]
     assert consumer.polls > 5
@@ -310,7 +310,7 @@ def test_what_a_sensor_received_in_its_own_process_is_kept_and_settled(running: 
     assert running.left("poking") == 1
 
 
-def test_nobody_else_gets_a_message_between_the_worker_and_the_keeper(running: Running) -> None:
+def test_no_other_consumer_gets_a_message_between_the_worker_and_the_keeper(running: Running) -> None:
     running.ended("poking")
     consumer = running.consumers["poking"]
     assert receiving.WORK_SECONDS > 2 * receiving.VISIBILITY_SECONDS

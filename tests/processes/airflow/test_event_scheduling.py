@@ -238,7 +238,7 @@ def test_a_message_starts_a_run_that_deletes_it_after_work_longer_than_the_visib
     assert seen.left["started"] == 0
 
 
-def test_nobody_else_gets_a_message_between_its_receive_and_the_end_of_the_work(seen: Seen) -> None:
+def test_no_other_consumer_gets_a_message_between_its_receive_and_the_end_of_the_work(seen: Seen) -> None:
     assert seen.consumer is not None
     assert seen.consumer.polls > LONG_WORK_SECONDS / 4
     assert seen.consumer.receptions == []

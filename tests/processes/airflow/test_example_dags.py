@@ -176,7 +176,7 @@ def test_a_batch_is_stored_by_one_task_and_deleted(examples: Examples, directory
     assert examples.counts("orders-in-one-batch") == (0, 0)
 
 
-def test_a_message_whose_chain_failed_goes_back_alone(examples: Examples, directory: Path) -> None:
+def test_a_message_goes_back_alone_when_its_chain_failed(examples: Examples, directory: Path) -> None:
     assert examples.ended("orders_one_by_one") == "failed"
     assert {path.name for path in (directory / "orders").glob("[0-9].json")} == {"1.json", "3.json"}
     assert examples.report("orders_one_by_one", "orders_keeper")["released"] == 1
@@ -231,7 +231,7 @@ def test_messages_start_a_run_that_works_on_them(examples: Examples) -> None:
     assert examples.counts("orders-that-start-runs") == (0, 0)
 
 
-def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples, directory: Path) -> None:
+def test_flights_are_in_the_table_and_other_messages_go_back(examples: Examples, directory: Path) -> None:
     assert examples.ended("flights_to_delta") == "success"
     malformed = sum(body.is_malformed for body in bodies(FLIGHTS))
     table = DeltaTable(directory / "flights" / "flights").to_pyarrow_table()
@@ -239,7 +239,7 @@ def test_flights_are_in_the_table_and_what_is_none_goes_back(examples: Examples,
     assert examples.report("flights_to_delta", "flights_keeper")["released"] == malformed
 
 
-def test_json_is_in_a_delta_table_and_what_is_none_in_another(examples: Examples, directory: Path) -> None:
+def test_json_is_in_a_delta_table_and_other_texts_in_another(examples: Examples, directory: Path) -> None:
     assert examples.ended("json_to_delta") == "success"
     stored = DeltaTable(directory / "lake" / "orders").to_pyarrow_table()
     assert sorted(stored["order_id"].to_pylist()) == [1, 2]
@@ -252,7 +252,7 @@ def test_json_is_in_a_delta_table_and_what_is_none_in_another(examples: Examples
     assert (result["ingested"], result["rejected"], result["batchItemFailures"]) == (2, 1, [])
 
 
-def test_orders_are_in_postgres_and_what_is_none_in_the_dead_letter_queue_with_the_reason(examples: Examples) -> None:
+def test_orders_are_in_postgres_and_other_messages_in_the_dead_letter_queue_with_the_reason(examples: Examples) -> None:
     assert examples.ended("queue_to_postgres") == "success"
     with psycopg.connect(examples.database) as connection:
         rows = connection.execute("SELECT order_id, total FROM orders ORDER BY order_id").fetchall()

@@ -254,7 +254,7 @@ def test_another_triggerer_takes_over_within_seconds_when_one_is_stopped(story: 
     assert story.after_stop_seconds < 300
 
 
-def test_nobody_else_is_given_messages_while_the_scheduler_cannot_start_their_keeper(story: Story) -> None:
+def test_no_other_consumer_is_given_messages_while_the_scheduler_cannot_start_their_keeper(story: Story) -> None:
     assert SIZE.scheduler_stopped_seconds >= 3 * SIZE.handed_visibility_seconds
     assert story.handed_keeper_state is None
     assert story.handed_in_flight == SIZE.messages

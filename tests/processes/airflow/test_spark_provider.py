@@ -216,7 +216,7 @@ def test_a_task_that_is_ended_leaves_nothing_of_spark_submit(
 
 
 @pytest.mark.parametrize("dag_id", STORING)
-def test_a_batch_is_in_the_table_once_and_what_is_no_record_comes_again(outcome: Outcome, dag_id: str) -> None:
+def test_a_batch_is_in_the_table_once_and_other_messages_come_again(outcome: Outcome, dag_id: str) -> None:
     assert outcome.runs[dag_id]["tasks"]["store"] == "success", outcome.said
     assert outcome.stored(dag_id) == [(1, 9.5), (2, None)]
     assert outcome.left[dag_id] == [NO_ORDER]

@@ -177,7 +177,7 @@ def test_without_the_queue_of_the_flights_it_says_which_variable_to_set(monkeypa
         flights_backlog(context)
 
 
-def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(examples: Examples) -> None:
+def test_deliveries_of_a_failed_run_are_finished_by_the_run_that_repeats_it(examples: Examples) -> None:
     examples.stack.api.start_sensor("deliveries_router")
     first = examples.runs["first deliveries"] = examples.first_run(sensor_name="deliveries_router")
     assert examples.ended("first deliveries").state == "FAILURE"
@@ -204,7 +204,7 @@ def test_deliveries_whose_run_failed_are_finished_by_the_run_that_repeats_it(exa
     assert examples.visible("deliveries") == []
 
 
-def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_back_what_is_none(
+def test_the_backlog_starts_a_run_that_brings_flights_into_the_table_and_gives_back_other_messages(
     examples: Examples,
 ) -> None:
     api = examples.stack.api
@@ -234,7 +234,7 @@ def test_orders_that_all_steps_worked_on_are_deleted_and_those_that_one_failed_g
     assert list((examples.lake / "leases" / "orders").iterdir()) == []
 
 
-def test_customers_are_in_the_table_of_the_component_and_what_is_none_in_another(examples: Examples) -> None:
+def test_customers_are_in_the_table_of_the_component_and_other_messages_in_another(examples: Examples) -> None:
     assert examples.ended("customers").state == "SUCCESS"
     stored = DeltaTable(examples.lake / "customers").to_pyarrow_table()
     assert sorted(stored["customer_id"].to_pylist()) == [1, 2]

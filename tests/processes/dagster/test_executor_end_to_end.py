@@ -150,7 +150,9 @@ def running(
         yield under_way
 
 
-def test_nobody_else_gets_a_message_while_several_steps_work_for_several_visibility_timeouts(running: Running) -> None:
+def test_no_other_consumer_gets_a_message_while_several_steps_work_for_several_visibility_timeouts(
+    running: Running,
+) -> None:
     assert running.state("long") == "SUCCESS"
     (received,), (worked,) = running.notes("long", "received"), running.notes("long", "worked")
     assert worked.at - received.at > 2 * VISIBILITY_SECONDS
@@ -182,7 +184,7 @@ def test_the_steps_of_a_killed_run_worker_are_interrupted_and_end_within_seconds
     assert INTERRUPTED_SECONDS <= running.orphans_seconds < INTERRUPTED_SECONDS + 10
 
 
-def test_messages_of_a_killed_run_worker_come_back_after_its_steps_have_ended_and_none_is_deleted(
+def test_messages_of_a_killed_run_worker_come_back_after_its_steps_have_ended_and_are_not_deleted(
     running: Running,
 ) -> None:
     receptions = running.receptions("worker_killed")

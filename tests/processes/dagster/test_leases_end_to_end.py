@@ -248,7 +248,9 @@ def running(
 
 
 @on_each_database
-def test_nobody_else_gets_a_message_while_an_asset_works_for_several_visibility_timeouts(running: Running) -> None:
+def test_no_other_consumer_gets_a_message_while_an_asset_works_for_several_visibility_timeouts(
+    running: Running,
+) -> None:
     assert running.ended("long").state == "SUCCESS"
     assert running.note("long", "worked").at - running.note("long", "received").at > 3 * VISIBILITY_SECONDS
     assert running.consumers["long"].polls > WORK_SECONDS / 4
@@ -296,7 +298,7 @@ def test_a_message_of_a_terminated_run_is_received_by_others_at_once(running: Ru
 
 
 @on_each_database
-def test_so_is_one_whose_step_has_a_process_of_its_own(running: Running) -> None:
+def test_so_is_one_with_a_step_in_a_process_of_its_own(running: Running) -> None:
     assert running.ended("step_terminated").state == "CANCELED"
     reception = running.await_reception("step_terminated")
     assert 0 <= reception.at - running.note("step_terminated", "interrupted").at <= BACK_SECONDS

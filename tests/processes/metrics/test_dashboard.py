@@ -239,6 +239,6 @@ def test_prometheus_evaluates_each_expression_without_a_warning(expression: Expr
     assert {expression.text} <= measured.answers[ENDED].keys()
 
 
-def test_what_is_no_expression_is_refused(prometheus: Prometheus) -> None:
+def test_a_malformed_expression_is_refused(prometheus: Prometheus) -> None:
     with pytest.raises(QueryError, match="parse error"):
         prometheus.query("sum(")

@@ -39,7 +39,7 @@ def command(last: Path, *arguments: str) -> list[str]:
     ],
     ids=["Airflow, Ctrl-C", "Airflow, kill", "Dagster, Ctrl-C", "Dagster at work, kill"],
 )
-def test_what_it_started_is_stopped_when_somebody_stops_it(
+def test_its_processes_are_stopped_when_it_is_stopped(
     tmp_path: Path, orchestrator: str, moment: str, number: signal.Signals
 ) -> None:
     with subprocess.Popen(

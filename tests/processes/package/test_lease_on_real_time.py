@@ -13,7 +13,7 @@ from sqs_lease.sqs.client import client_config
 pytestmark = pytest.mark.processes
 
 
-def test_nobody_else_receives_during_work_longer_than_the_visibility_timeout_and_then_the_messages_are_gone(
+def test_no_other_consumer_receives_during_work_longer_than_the_visibility_timeout_and_then_the_messages_are_gone(
     server: SqsServer,
 ) -> None:
     sqs = server.sqs_client(client_config())

@@ -242,7 +242,7 @@ def test_an_answer_without_batches_is_explained(page: Page, airflow: FakeAirflow
     expect(page.locator("#empty")).to_be_hidden()
 
 
-def test_who_may_not_read_xcoms_sees_the_batches_without_figures_and_what_to_ask_for(
+def test_a_user_without_the_right_to_read_xcoms_sees_the_batches_without_figures_and_what_to_ask_for(
     page: Page, airflow: FakeAirflow
 ) -> None:
     airflow.add(keeper(1), lease_status=status())
@@ -299,7 +299,7 @@ def test_names_are_shown_as_text(page: Page, airflow: FakeAirflow) -> None:
     ],
     ids=["no triggerer", "silent triggerer", "running", "retry"],
 )
-def test_a_batch_that_nobody_keeps_says_why(page: Page, airflow: FakeAirflow, task: dict[str, Any], said: str) -> None:
+def test_a_batch_without_a_keeper_says_why(page: Page, airflow: FakeAirflow, task: dict[str, Any], said: str) -> None:
     airflow.add(task, lease_status={"queue_url": "https://sqs/1/orders", "counts": {"received": 4}})
     page.goto(PAGE)
     expect(cell(page, "State")).to_contain_text(said)

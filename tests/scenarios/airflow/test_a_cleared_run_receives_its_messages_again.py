@@ -241,7 +241,7 @@ def test_past_present_and_future_runs_that_are_cleared_together_each_begin_again
     assert not world.events(AuditKind.EXPIRED)
 
 
-def test_a_keeper_whose_trigger_airflow_does_not_end_gives_its_batch_back_when_the_run_is_cleared(
+def test_a_keeper_gives_its_batch_back_when_the_run_is_cleared_although_airflow_does_not_end_its_trigger(
     supervisor: ScriptedComms,
 ) -> None:
     """Airflow 3.3 ends the trigger of a cleared task only when the task is scheduled again: after the sensor's end."""
@@ -295,7 +295,7 @@ def test_messages_that_a_cleared_run_has_more_of_than_before_are_held_until_thei
 @pytest.mark.parametrize(
     ("ended", "outcome"), [("upstream_failed", "dead_lettered"), ("skipped", "released"), ("success", "dead_lettered")]
 )
-def test_messages_whose_work_is_never_made_are_settled_when_the_others_have_ended(
+def test_messages_without_work_are_settled_when_the_others_have_ended(
     world: LeasedMessages, ended: str, outcome: str
 ) -> None:
     async def scenario() -> None:

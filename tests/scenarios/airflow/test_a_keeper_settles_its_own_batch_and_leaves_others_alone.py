@@ -202,7 +202,7 @@ def test_a_keeper_resumed_after_its_triggerer_was_killed_touches_nothing_that_wa
     }
 
 
-def test_a_triggerer_whose_first_answer_is_late_knows_what_was_settled_and_how_long_the_leases_last(
+def test_a_triggerer_with_a_late_first_answer_knows_what_was_settled_and_how_long_the_leases_last(
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
@@ -316,7 +316,7 @@ def test_a_triggerer_that_stops_before_it_heard_what_was_settled_leaves_the_leas
     assert world.report()["deleted"] == 3
 
 
-def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_by_whoever_took_over(
+def test_a_message_that_fails_long_after_the_first_extension_is_released_by_the_triggerer_that_took_over(
     world: LeasedMessages,
 ) -> None:
     async def scenario() -> None:
@@ -333,7 +333,7 @@ def test_a_message_whose_work_fails_long_after_the_first_extension_is_released_b
     assert world.report()["late"] == 0
 
 
-def test_a_lease_that_lapsed_is_not_released_by_whoever_took_over(world: LeasedMessages) -> None:
+def test_a_lease_that_lapsed_is_not_released_by_the_triggerer_that_took_over(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first = world.triggerer("first")
         await world.receive(first, Threshold(visibility=30.0))
@@ -379,7 +379,7 @@ def test_a_triggerer_that_stops_gives_one_last_extension_and_releases_nothing(wo
     assert not world.events(AuditKind.RELEASED)
 
 
-def test_a_triggerer_whose_event_loop_ends_gives_one_last_extension_without_delay(world: LeasedMessages) -> None:
+def test_a_triggerer_gives_one_last_extension_without_delay_when_its_event_loop_ends(world: LeasedMessages) -> None:
     async def scenario() -> None:
         await world.receive_and_keep()
         await asyncio.sleep(5)
@@ -527,7 +527,7 @@ def test_a_cleared_keeper_that_begins_again_elsewhere_touches_nothing_that_was_s
     }
 
 
-def test_a_cleared_keeper_whose_triggerer_died_touches_nothing_that_was_given_back(world: LeasedMessages) -> None:
+def test_a_cleared_keeper_of_a_triggerer_that_died_touches_nothing_that_was_given_back(world: LeasedMessages) -> None:
     """The failed work was cleared, too, so that its state does not say what became of its message."""
 
     async def scenario() -> None:
@@ -624,7 +624,7 @@ def test_messages_are_left_alone_when_a_user_acts_and_airflow_does_not_say_how(w
     assert not world.events(AuditKind.RELEASED, AuditKind.CHANGED)
 
 
-def test_nothing_is_settled_by_a_keeper_whose_task_is_no_longer_deferred(world: LeasedMessages) -> None:
+def test_nothing_is_settled_by_a_keeper_after_its_task_is_no_longer_deferred(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep()
         await asyncio.sleep(5)
@@ -691,7 +691,7 @@ def test_a_keeper_that_begins_too_late_takes_no_message_from_another_consumer(
     assert (world.report()["lost"], world.report()["deleted"]) == (3, 0)
 
 
-def test_a_keeper_that_was_marked_and_then_cleared_touches_nobody_elses_lease(world: LeasedMessages) -> None:
+def test_a_keeper_that_was_marked_and_then_cleared_touches_no_lease_of_others(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer, Growing(visibility=180.0))

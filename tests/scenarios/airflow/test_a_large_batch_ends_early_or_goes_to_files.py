@@ -106,7 +106,7 @@ def test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_now
     assert own.payload == "/its/own"
 
 
-def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
+def test_a_wrong_place_is_an_error_while_the_dag_is_parsed(
     supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OPTION, "relative/path")
@@ -114,7 +114,7 @@ def test_a_place_that_is_none_is_said_while_the_dag_is_parsed(
         options_of(5000)
 
 
-def test_a_sensor_whose_full_batch_was_lost_while_a_poll_was_under_way_receives_again(
+def test_a_sensor_receives_again_when_its_full_batch_was_lost_while_a_poll_was_under_way(
     supervisor: ScriptedComms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive, "INLINE_BYTES", 1_000)

@@ -172,7 +172,7 @@ def test_a_nul_character_in_an_attribute_is_found_too(world: LeasedMessages, mon
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with others", "alone"])
-def test_a_sensor_goes_on_without_what_airflow_refuses_for_a_reason_that_nobody_foresaw(
+def test_a_sensor_goes_on_without_a_message_that_airflow_refuses_for_an_unforeseen_reason(
     supervisor: ScriptedComms, alone: bool
 ) -> None:
     world = LeasedMessages(supervisor, bodies=["poison"] if alone else ["a", "poison", "b", "c"])

@@ -126,7 +126,7 @@ def test_a_signalled_instance_gives_back_its_own_message_and_no_other(world: Lea
     world.run(scenario)
 
 
-def test_a_signal_of_an_earlier_try_whose_report_airflow_removed_is_dropped(world: LeasedMessages) -> None:
+def test_a_signal_of_an_earlier_try_is_dropped_when_airflow_removed_its_report(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep()
         signal(world)
@@ -140,7 +140,7 @@ def test_a_signal_of_an_earlier_try_whose_report_airflow_removed_is_dropped(worl
     assert world.report()["deleted"] == 3
 
 
-def test_a_signal_to_nobody_is_deleted_after_an_hour_and_not_before(world: LeasedMessages) -> None:
+def test_a_signal_without_a_keeper_is_deleted_after_an_hour_and_not_before(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep()
         orphan = FailureSignals.to(DAG_ID, "another run", KEEP.task_id, ["load"]).key("load", -1)

@@ -36,7 +36,7 @@ async def receive_and_keep_all(world: LeasedMessages, *, faulty: bool = False, m
     return world.keep(triggerer, CHECK if mapped else LOAD)
 
 
-def test_messages_whose_settlement_is_refused_make_few_lines(
+def test_messages_make_few_lines_when_their_settlement_is_refused(
     world: LeasedMessages, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

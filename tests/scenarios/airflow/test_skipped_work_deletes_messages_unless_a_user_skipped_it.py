@@ -102,7 +102,7 @@ def joined(orders: Any) -> None:
 
 
 @pytest.mark.parametrize("extracted", ["success", "failed"], ids=["between the stages", "in the first stage"])
-def test_messages_whose_work_a_marked_run_did_not_begin_come_back(world: LeasedMessages, extracted: str) -> None:
+def test_messages_come_back_when_a_marked_run_did_not_begin_their_work(world: LeasedMessages, extracted: str) -> None:
     assert settle(world, stages, {"extract": extracted, "load": "skipped"}) == ALL_VISIBLE
     assert not world.events(AuditKind.DELETED)
 
@@ -136,7 +136,9 @@ def test_each_message_of_a_marked_run_is_settled_by_its_own_chain(world: LeasedM
     assert settle(world, stages_of_each, states) == {"a": VISIBLE, "c": VISIBLE}
 
 
-def test_a_message_whose_chain_skipped_itself_is_done_though_another_one_was_not_begun(world: LeasedMessages) -> None:
+def test_a_message_is_done_when_its_chain_skipped_itself_though_another_one_was_not_begun(
+    world: LeasedMessages,
+) -> None:
     def body(orders: Any) -> None:
         @task_group
         def process(message: Any) -> None:
@@ -276,7 +278,7 @@ def test_without_reports_every_skip_counts_as_the_dags(world: LeasedMessages, mo
     assert settle(world, stages, {"extract": "success", "load": "skipped"}) == {}
 
 
-def test_messages_are_held_until_it_can_be_read_who_skipped_their_work(world: LeasedMessages) -> None:
+def test_messages_are_held_until_it_can_be_read_what_skipped_their_work(world: LeasedMessages) -> None:
     def refuse_reports(request: Any) -> None:
         world.supervisor.refusing = getattr(request, "key", None) == SKIP_KEY
 

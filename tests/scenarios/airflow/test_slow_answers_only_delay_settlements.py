@@ -86,7 +86,7 @@ def test_messages_are_settled_although_each_answer_takes_nearly_as_long_as_it_ma
     world.run(scenario)
 
 
-def test_runs_whose_states_take_too_long_together_are_asked_for_in_smaller_groups(world: LeasedMessages) -> None:
+def test_runs_are_asked_for_in_smaller_groups_when_their_states_take_too_long_together(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
         running = await receive_and_keep_in(triggerer, world)

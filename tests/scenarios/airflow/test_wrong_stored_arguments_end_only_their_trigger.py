@@ -46,7 +46,7 @@ def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lam
     return error
 
 
-def test_a_watcher_whose_pace_another_release_stored_fails_alone() -> None:
+def test_a_watcher_with_a_pace_of_another_release_fails_alone() -> None:
     error = started(SqsLeaseTrigger("orders"), lambda kwargs: kwargs.update(poll_interval=0.0))
     assert isinstance(error, TypeError)
     assert "poll_interval must be at least 1 seconds" in str(error)

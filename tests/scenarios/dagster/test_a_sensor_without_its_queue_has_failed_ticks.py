@@ -96,7 +96,7 @@ def test_ticks_on_a_queue_that_is_denied_fail_by_what_is_denied_until_it_is_not(
     assert all(status is TickStatus.SUCCESS for status, _ in daemon.iterate().values())
 
 
-def test_a_service_that_stays_out_of_reach_is_no_reason_to_skip_for_ever(
+def test_a_service_that_stays_out_of_reach_is_not_a_reason_to_skip_for_ever(
     daemon: Daemon, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased_queues.create("orders", *["an order"] * 20)

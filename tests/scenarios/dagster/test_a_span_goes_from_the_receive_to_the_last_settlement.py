@@ -44,7 +44,7 @@ def counts(published: Published) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if name.startswith("sqs_lease.")}
 
 
-def test_the_span_of_a_lease_counts_extensions_and_is_linked_to_those_who_sent_the_messages(
+def test_the_span_of_a_lease_counts_extensions_and_is_linked_to_the_senders_of_the_messages(
     messages: LeasedQueue, leased_queues: LeasedQueues, published: Published
 ) -> None:
     def extensions() -> int:

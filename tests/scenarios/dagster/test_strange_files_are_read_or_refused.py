@@ -70,7 +70,7 @@ def written(name: str) -> Any:
 
 @examples(120)
 @given(st.deferred(lambda: json_near(written(LEASES))))
-def test_written_leases_are_of_their_types_or_count_as_none(content: bytes) -> None:
+def test_written_leases_are_of_their_types_or_count_as_missing(content: bytes) -> None:
     (folder().path / LEASES).write_bytes(content)
     found = said_by(lambda: read_written(folder()))
     if isinstance(found, WrittenBatch):
@@ -101,7 +101,7 @@ def test_a_piece_of_work_is_of_its_types_or_refused(content: bytes) -> None:
 
 @examples(80)
 @given(st.deferred(lambda: json_near(written("run.json"))))
-def test_a_recorded_run_is_read_or_counts_as_none(content: bytes) -> None:
+def test_a_recorded_run_is_read_or_counts_as_missing(content: bytes) -> None:
     folder().put(RUN, content)
     found = said_by(lambda: read_run(folder()))
     if isinstance(found, Destination):
@@ -122,7 +122,7 @@ QUEUE: Final = QueueAttributes("arn", 30, False, None, None, 5, 0, 0)
 @examples(150)
 @given(json_near(MEMORY), st.sampled_from([1.7e9, 0.0, -1.0]))
 @example(json.dumps(MEMORY | {"waiting_since": -(2**63)}).encode(), 1.7e9)
-def test_a_cursor_is_remembered_or_begins_anew(content: bytes, now: float) -> None:
+def test_a_cursor_is_remembered_or_reset(content: bytes, now: float) -> None:
     memory = said_by(lambda: Memory.of(content.decode("utf-8", "surrogateescape")))
     if isinstance(memory, Memory):
         assert _backlog(QUEUE, memory.seen(5, now), 1.7e9).waited.total_seconds() >= 0

@@ -418,7 +418,7 @@ class TestClocks:
         ground.run(scenario)
 
 
-def test_a_lease_whose_delete_was_refused_is_extended_by_the_batch_that_adopts_it() -> None:
+def test_a_lease_is_extended_by_the_batch_that_adopts_it_after_its_delete_was_refused() -> None:
     """Seen on a real triggerer: the batch stood still for ever, and another consumer got all of its messages."""
     ground = Ground(10, faults=lambda call: Fault(error=ACCESS_DENIED) if call.at < 1_010 else NO_FAULT)
 

@@ -53,7 +53,7 @@ def test_a_batch_is_one_job(
     assert jobs_of(place.spark, work) == 1
 
 
-def test_a_batch_that_the_table_knows_is_no_job(place: Place) -> None:
+def test_a_batch_that_the_table_knows_needs_no_job(place: Place) -> None:
     place.ingest(good(range(200)))
 
     assert jobs_of(place.spark, lambda: place.ingest(good(range(200), receive_count=2))) == 0

@@ -53,7 +53,7 @@ def test_an_object_that_was_notified_twice_is_stored_once(place: Place, bucket: 
 
 @infers
 @pytest.mark.parametrize("name", ["\u0130d", "i\u0307d", "ID"])
-def test_a_field_whose_name_spark_takes_for_another_ones_stops_no_batch(place: Place, name: str) -> None:
+def test_a_field_with_a_name_that_spark_takes_for_another_one_stops_no_batch(place: Place, name: str) -> None:
     pinned = InferredSchema(place.table.parent / "schema.json")
 
     first = place.ingest([message("m1", json.dumps({"id": 1, name: 2}))], source=JsonSource(pinned))
@@ -133,7 +133,7 @@ def test_a_text_in_a_column_that_is_read_from_numbers_rejects_its_message(place:
     assert [row["at"] for row in rows(place.table)] == [datetime(2013, 1, 1, 5, 0, 0, 123_000, tzinfo=UTC)]
 
 
-def test_a_field_that_is_no_column_is_saved_also_where_tasks_could_read_the_rest(place: Place) -> None:
+def test_a_field_without_a_column_is_saved_also_where_tasks_could_read_the_rest(place: Place) -> None:
     bodies = {"m1": '{"id": 1}', "m2": '{"id": 2, "more": 3}'}
 
     place.ingest([message(*one) for one in bodies.items()], source=JsonSource("id INT", rescued="rest"))

@@ -67,7 +67,7 @@ def test_an_envelope_is_opened_or_refused(body: str) -> None:
 
 @examples(150)
 @given(st.lists(bodies, min_size=1, max_size=3))
-def test_a_checker_has_a_reason_or_none_for_each_body(some: list[str]) -> None:
+def test_a_checker_gives_each_body_a_reason_or_accepts_it(some: list[str]) -> None:
     for checker in (BodyChecker(pointed_at), PartsChecker(BodyChecker(pointed_at), checked_elements)):
         reasons = said_by(lambda checker=checker: checker.reasons(some))  # type: ignore[misc]
         assert isinstance(reasons, list)

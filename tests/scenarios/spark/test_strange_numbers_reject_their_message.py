@@ -46,7 +46,7 @@ def test_in_attributes(place: Place) -> None:
     assert [row["a"] for row in rows(place.table)] == [-1500.0, 2.0]
 
 
-def test_in_keys_whose_times_without_a_zone_are_in_utc(place: Place, bucket: str) -> None:
+def test_in_keys_and_times_without_a_zone_there_are_in_utc(place: Place, bucket: str) -> None:
     bad = [f"a={text}/1" for text in ("nan", "inf", "1e400", "1,5")]
     times = ("2026-01-31 12%3A00%3A00", "2026-01-31T12:00:00Z", "2026-01-31 13:00:00+01:00")
     keys = [*bad, *(f"at={time}/a=1.5/1" for time in times)]

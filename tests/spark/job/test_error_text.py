@@ -88,7 +88,7 @@ def test_the_text_of_what_a_function_raised_is_told_without_the_words_of_message
 @pytest.mark.parametrize(
     "lines", [["KeyError"], [f"<{SECRET}>: 1"], [OF_A_PACKAGE]], ids=["none", "no name", "our own"]
 )
-def test_no_text_is_told_where_there_is_none_or_it_is_told_already(lines: list[str]) -> None:
+def test_no_text_is_told_where_it_is_missing_or_told_already(lines: list[str]) -> None:
     error = PythonException(in_worker(*lines))
     before = one_line(error)
 

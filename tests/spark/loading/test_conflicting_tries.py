@@ -46,7 +46,7 @@ def load(table: MemoryTable, meanwhile: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(("batch_id", "tries"), [("b", 2), ("c", 1)], ids=["of this batch", "of another batch"])
-def test_what_somebody_committed_meanwhile_is_a_reason_to_try_again_once(batch_id: str, tries: int) -> None:
+def test_a_commit_of_another_writer_meanwhile_is_a_reason_to_try_again_once(batch_id: str, tries: int) -> None:
     store = MemoryStore(COLUMNS)
     others = iter([batch_id])
 

@@ -19,7 +19,7 @@ from tests.spark.sources.s3_messages import in_sns
 pytestmark = pytest.mark.processes
 
 
-def test_each_element_is_a_record_and_one_that_is_none_rejects_its_message(spark: SparkSession) -> None:
+def test_each_element_is_a_record_and_any_other_value_rejects_its_message(spark: SparkSession) -> None:
     source = ArrayElements(JsonSource("id BIGINT NOT NULL, price DECIMAL(30, 20)"))
     bodies = {
         "two": ' [ {"id": 1, "price": 1.10000000000000000001} ,\n{"id": 2}]',

@@ -72,7 +72,9 @@ def test_bytes_in_a_text_column_are_base64(spark: SparkSession) -> None:
         ("tenant BINARY NOT NULL, `retry-of` TIMESTAMP", "the attribute retry-of is not of the type in the schema"),
     ],
 )
-def test_a_message_whose_attributes_do_not_fit_is_rejected(spark: SparkSession, attributes: str, reason: str) -> None:
+def test_a_message_with_attributes_that_do_not_fit_is_rejected(
+    spark: SparkSession, attributes: str, reason: str
+) -> None:
     outcome = parsed(spark, AttributeColumns(JsonSource("id INT"), attributes), {"m1": '{"id": 1}'}, json.dumps(GIVEN))
 
     assert outcome.rejected == {"m1": reason}

@@ -110,7 +110,7 @@ def outcome(spark: SparkSession) -> Parsed:
 
 
 @pytest.mark.parametrize("case", NOT_A_RECORD)
-def test_a_body_that_is_no_record_is_rejected_with_the_reason(outcome: Parsed, case: str) -> None:
+def test_a_body_that_is_not_a_record_is_rejected_with_the_reason(outcome: Parsed, case: str) -> None:
     assert outcome.rejected[case] == NOT_A_RECORD[case][1]
 
 
@@ -121,7 +121,7 @@ def test_a_body_that_is_a_record_is_taken_as_it_is(outcome: Parsed, case: str) -
     assert record.items() >= {"id": 1, **RECORDS[case][1]}.items()
 
 
-def test_what_is_no_json_does_not_reach_spark(outcome: Parsed) -> None:
+def test_a_body_that_is_not_json_does_not_reach_spark(outcome: Parsed) -> None:
     assert outcome.rejected["no JSON"].startswith("not valid JSON")
 
 
@@ -261,7 +261,7 @@ ANOTHER_KIND = {
 
 
 @pytest.mark.parametrize("new_fields", ["ignore", "reject"])
-def test_another_kind_of_message_is_no_row_of_nulls(spark: SparkSession, new_fields: Any) -> None:
+def test_another_kind_of_message_does_not_become_a_row_of_nulls(spark: SparkSession, new_fields: Any) -> None:
     source = JsonSource("id BIGINT, name STRING, trip STRUCT<miles: INT>", new_fields)
     outcome = parsed(spark, source, {**ANOTHER_KIND, "a record": '{"name": ""}', "an empty object": '{"trip": {}}'})
     assert outcome.rejected.keys() == ANOTHER_KIND.keys()

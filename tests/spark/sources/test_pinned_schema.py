@@ -72,7 +72,7 @@ class TestOnSpark:
         assert outcome.records["m1"] == [{"ID": 2, "odd": '{"a b":1}', "twice": ['{"x":1,"X":2}']}]
 
     @infers
-    def test_a_new_object_whose_fields_spark_cannot_tell_apart_becomes_a_column_of_texts(
+    def test_a_new_object_with_fields_that_spark_cannot_tell_apart_becomes_a_column_of_texts(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
         pin.pin(ID)
@@ -231,7 +231,7 @@ def test_a_column_that_another_driver_just_added_in_other_letters_stops_the_batc
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "id INT", '{"type": "struct"}', '"long"'])
-def test_a_file_that_is_no_schema_is_named(pin: InferredSchema, content: str) -> None:
+def test_a_file_that_is_not_a_schema_is_named(pin: InferredSchema, content: str) -> None:
     pin.file.parent.mkdir()
     pin.file.write_text(content)
 
@@ -265,7 +265,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ([json.dumps({f"x{number}": 1 for number in range(MOST_COLUMNS)})], "wider than 1000 columns"),
     ],
 )
-def test_a_field_that_can_be_no_column_has_its_message_rejected(bodies: list[str], says: str) -> None:
+def test_a_field_that_cannot_be_a_column_has_its_message_rejected(bodies: list[str], says: str) -> None:
     checker = OpenChecker(["id"])
 
     *taken, reason = checker.reasons(bodies)

@@ -335,7 +335,7 @@ def test_a_call_that_finds_no_connection_was_not_carried_out(
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.CUT_IN_HEADERS, Fault.CUT_IN_BODY])
 @pytest.mark.parametrize("by", ["endpoint", "proxy"])
 @pytest.mark.parametrize("connection", ["new", "used"])
-def test_a_call_whose_connection_was_torn_may_have_been_carried_out(
+def test_a_call_on_a_torn_connection_may_have_been_carried_out(
     make_transport: MakeTransport, scripted: ScriptedServer, fault: Fault, by: str, connection: str
 ) -> None:
     done = Answer({"Successful": [{"Id": "0"}]})

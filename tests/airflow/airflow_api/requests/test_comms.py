@@ -83,7 +83,7 @@ def test_a_published_value_can_be_mapped_over_and_read_again(supervisor: Scripte
     assert supervisor.mapped_lengths["run", "keep", -1, "return_value"] == 2
 
 
-def test_an_xcom_that_is_not_there_is_none(supervisor: ScriptedComms) -> None:
+def test_an_xcom_that_is_not_there_is_null(supervisor: ScriptedComms) -> None:
     assert run_virtual(lambda: pull(RUN, "nothing")) is None
 
 
@@ -187,7 +187,7 @@ def test_in_dag_test_requests_are_answered_in_line() -> None:
 
 
 @pytest.mark.parametrize("comms", [LocalComms(None), LocalComms(error=RuntimeError("404"))], ids=["empty", "error"])
-def test_in_dag_test_an_answer_that_is_none_is_an_error_of_airflows(comms: LocalComms) -> None:
+def test_in_dag_test_a_missing_answer_is_an_error_of_airflows(comms: LocalComms) -> None:
     with supervised_by(comms), pytest.raises(CommsError):
         run_virtual(task_states("dag", ["run"], ["load"]))
 

@@ -139,7 +139,7 @@ def test_the_open_dag_is_known() -> None:
         assert requests.default_args_of_open_dag() == {"owner": "sales"}
 
 
-def test_without_greenback_there_is_none_and_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_greenback_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # tests/airflow/airflow_api/requests/test_comms_of_a_triggerer.py asks in threads.
     monkeypatch.setitem(sys.modules, "greenback", None)
     assert load_again(monkeypatch).greenback is None

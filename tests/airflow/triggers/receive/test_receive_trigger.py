@@ -73,7 +73,7 @@ def test_the_messages_are_published_and_the_task_ends_from_the_triggerer(world: 
     assert {message["Body"] for message in world.xcom("return_value")} == {"a", "b", "c"}
 
 
-def test_nobody_can_read_a_receipt_handle_in_what_is_published(world: World) -> None:
+def test_no_receipt_handle_can_be_read_in_what_is_published(world: World) -> None:
     world.sqs.send(world.url, "a")
 
     async def scenario(triggerer: VirtualTriggerer) -> None:
@@ -186,7 +186,7 @@ def test_the_task_is_not_resumed_before_the_worker_noticed_that_it_deferred(worl
     assert world.clock.now() == pytest.approx(6, abs=0.1)
 
 
-def test_the_wait_is_not_begun_anew_by_a_triggerer_that_resumes_it(world: World) -> None:
+def test_the_wait_is_not_begun_again_by_a_triggerer_that_resumes_it(world: World) -> None:
     async def scenario(triggerer: VirtualTriggerer) -> None:
         trigger = receive_trigger("orders", world.clock, timeout_seconds=60)
         first = triggerer.start(trigger, RECEIVE)

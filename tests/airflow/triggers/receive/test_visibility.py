@@ -96,7 +96,7 @@ def test_a_policy_that_leaves_too_little_is_told_with_the_numbers(policy: Renewa
 @pytest.mark.parametrize(
     "policy", [Growing(visibility=180), Fixed(visibility=100, every=40), Never(visibility=10)], ids=repr
 )
-def test_a_policy_that_leaves_enough_or_never_extends_is_no_risk(policy: RenewalPolicy) -> None:
+def test_a_policy_that_leaves_enough_or_never_extends_is_not_a_risk(policy: RenewalPolicy) -> None:
     assert takeover_risk(policy) is None
 
 

@@ -108,7 +108,7 @@ def test_the_gauges_show_how_much_is_held_and_how_old_it_is_and_end_at_zero(
     }
 
 
-def test_leases_that_somebody_else_took_are_counted_as_lost(world: LeasedMessages, recorded: Recorded) -> None:
+def test_leases_that_another_consumer_took_are_counted_as_lost(world: LeasedMessages, recorded: Recorded) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(policy=Threshold(visibility=30.0))
         await asyncio.sleep(5)
@@ -122,7 +122,7 @@ def test_leases_that_somebody_else_took_are_counted_as_lost(world: LeasedMessage
     assert recorded.counters == {"sqs_lease.extended": 0, "sqs_lease.lost": 3}
 
 
-def test_deadlines_that_passed_are_counted_although_nobody_took_the_messages(
+def test_deadlines_that_passed_are_counted_although_the_messages_were_not_taken(
     world: LeasedMessages, recorded: Recorded
 ) -> None:
     async def scenario() -> None:

@@ -38,7 +38,7 @@ def test_what_the_function_returns_is_on_the_materialization(leased_queues: Leas
 
 
 @pytest.mark.parametrize("function", ["fail", "value", "checked", "of_another"])
-def test_messages_are_given_back_where_the_work_is_not_done_or_its_result_is_none_that_the_asset_has(
+def test_messages_are_given_back_where_the_work_is_not_done_or_its_result_does_not_fit_the_asset(
     leased_queues: LeasedQueues, shop: Shop, function: str
 ) -> None:
     queue = leased_queues.create("orders", "body 0")

@@ -131,7 +131,7 @@ def test_work_of_a_killed_worker_alone_is_done_again_by_the_other_one(story: Sto
     assert all(len(where) == 1 for body, where in sessions.items() if body not in lost)
 
 
-def test_nobody_else_is_given_messages_whose_work_has_a_retry_left(story: Story) -> None:
+def test_no_other_consumer_is_given_messages_while_their_work_has_a_retry_left(story: Story) -> None:
     assert story.seen_before_failing == []
 
 

@@ -199,7 +199,7 @@ def test_tasks_that_start_after_the_commit_run_as_their_run_began(story: Story) 
     assert not (story.scene.place / "stored long second").exists()
 
 
-def test_nobody_else_is_given_a_message_before_its_work_failed(story: Story) -> None:
+def test_no_other_consumer_is_given_a_message_before_its_work_failed(story: Story) -> None:
     assert story.seen_before_failing == []
     assert [len(story.scene.starts(body)) for body in FIRST + SECOND] == [1] * 8
 

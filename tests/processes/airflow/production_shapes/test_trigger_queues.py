@@ -142,7 +142,7 @@ def test_another_triggerer_of_the_queue_takes_over_from_one_that_was_killed(stor
     assert THRESHOLD_SECONDS / 2 < story.takeover_seconds < VISIBILITY_SECONDS
 
 
-def test_nobody_else_is_given_a_message_before_its_work_failed(story: Story) -> None:
+def test_no_other_consumer_is_given_a_message_before_its_work_failed(story: Story) -> None:
     assert story.seen_before_failing == {queue: [] for queue in BODIES}
 
 

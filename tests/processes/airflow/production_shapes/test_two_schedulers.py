@@ -126,7 +126,7 @@ def test_both_api_servers_are_at_work(story: Story) -> None:
     assert min(story.balancer.connections[port] for port in story.balancer.server_ports) >= 3
 
 
-def test_nobody_else_is_given_a_message_before_its_work_failed(story: Story) -> None:
+def test_no_other_consumer_is_given_a_message_before_its_work_failed(story: Story) -> None:
     assert story.seen_before_failing == []
 
 

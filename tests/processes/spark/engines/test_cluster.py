@@ -57,7 +57,7 @@ def test_a_batch_lands_once_although_an_executor_is_killed(cluster: Engine, tmp_
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_batch_whose_driver_is_killed_lands_once_when_it_is_run_again(
+def test_a_batch_of_a_killed_driver_lands_once_when_it_is_run_again(
     cluster: Engine, tmp_path: Path, moment: str
 ) -> None:
     killed = cluster.start_driver(root=str(tmp_path), steps=[{"messages": [1, 2, 3], "die": moment}])

@@ -127,13 +127,13 @@ def test_types_that_delta_does_not_have_are_refused_early(kind: DataType) -> Non
         (["_message_id"], "partition_by: _message_id differs in every message"),
     ],
 )
-def test_partitions_that_are_none_are_refused(partition_by: list[str], says: str) -> None:
+def test_wrong_partitions_are_refused(partition_by: list[str], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         check_partitions(columns_of(name=StringType(), ratio=DoubleType()), partition_by)
 
 
 @pytest.mark.parametrize(("name", "merges"), [("dc:type", False), ("dc:type", True), ("a\x01b", True), ("a'%/b", True)])
-def test_a_column_whose_name_is_that_of_no_directory_is_refused_where_rows_are_merged(
+def test_a_column_with_a_name_that_no_directory_can_have_is_refused_where_rows_are_merged(
     tmp_path: Path, name: str, merges: bool
 ) -> None:
     columns, upsert_by = columns_of(**{name: StringType()}), ["id"] if merges else []

@@ -62,7 +62,7 @@ def test_bounds_are_written_as_delta_has_them_or_not_at_all(
     assert (found["minValues"], found["maxValues"]) == ({"c": bounds[0]}, {"c": bounds[1]}) if bounds else ({}, {})
 
 
-def test_columns_of_objects_have_bounds_and_those_of_arrays_and_maps_have_none(tmp_path: Path) -> None:
+def test_columns_of_objects_have_bounds_but_not_those_of_arrays_and_maps(tmp_path: Path) -> None:
     found = statistics(
         tmp_path,
         items=pa.array([[{"a": 1}], []]),

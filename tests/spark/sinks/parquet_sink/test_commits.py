@@ -170,7 +170,7 @@ def test_a_batch_is_not_admitted_into_a_directory_that_is_another_by_now(
     assert known(whole, "m1") == {}
 
 
-def test_a_driver_whose_clock_is_days_ahead_removes_nothing_of_others(
+def test_a_driver_with_a_clock_days_ahead_removes_nothing_of_others(
     table: ParquetTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_another = staged_by_hand(table, "of another")

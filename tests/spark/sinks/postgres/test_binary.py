@@ -60,7 +60,7 @@ def test_no_rows_and_no_bytes_are_written_as_well(connection: psycopg.Connection
 
 
 @pytest.mark.parametrize("kind", ["text", "json", "jsonb"])
-def test_nul_and_what_is_no_utf8_are_replaced(connection: psycopg.Connection[Any], kind: str) -> None:
+def test_nul_and_invalid_utf8_are_replaced(connection: psycopg.Connection[Any], kind: str) -> None:
     quote = b'"' if kind != "text" else b""
     damaged = pa.array([quote + text + quote for text in (b"a\0b", b"\xe2\x28", "ü\0".encode(), b"fine")])
 

@@ -64,7 +64,7 @@ def test_an_error_does_not_quote_the_values_of_rows(raised_by_server: psycopg.Er
 
 
 @pytest.mark.parametrize("kind", [psycopg.errors.SequenceGeneratorLimitExceeded, psycopg.errors.TooManyColumns])
-def test_what_is_true_of_every_row_refuses_none(kind: type[psycopg.Error]) -> None:
+def test_a_rule_that_every_row_fulfils_refuses_no_row(kind: type[psycopg.Error]) -> None:
     with pytest.raises(TableError) as raised, explained("it failed"):
         raise kind
     assert not isinstance(raised.value, RowsRefusedError)
@@ -86,7 +86,7 @@ def holder(database: Database, table: PostgresTable) -> Iterator[psycopg.Connect
 
 
 @pytest.mark.processes
-def test_a_lock_that_is_held_too_long_ends_the_wait_with_who_holds_it(
+def test_a_lock_that_is_held_too_long_ends_the_wait_and_names_its_holder(
     table: PostgresTable, holder: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
@@ -97,7 +97,7 @@ def test_a_lock_that_is_held_too_long_ends_the_wait_with_who_holds_it(
 
 
 @pytest.mark.processes
-def test_whoever_waits_says_for_whom_and_goes_on_when_the_lock_is_free(
+def test_a_waiting_driver_names_the_holder_of_the_lock_and_goes_on_when_it_is_free(
     table: PostgresTable,
     holder: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -92,7 +92,7 @@ def test_numbers_that_json_has_not_are_left_to_spark(value: float) -> None:
     assert is_unwritable(texts([[1.5], [value], [None]], ArrayType(DoubleType()))).to_pylist() == [False, True, False]
 
 
-def test_no_rows_are_written_as_none() -> None:
+def test_without_rows_no_text_is_written() -> None:
     assert texts([], NESTED).to_pylist() == []
 
 

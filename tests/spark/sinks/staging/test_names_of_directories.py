@@ -16,5 +16,5 @@ def test_a_batchs_directory_has_a_name_that_every_file_system_takes(batch_id: st
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,60}", directory_name(batch_id))
 
 
-def test_batches_whose_names_look_alike_have_directories_of_their_own() -> None:
+def test_batches_with_names_that_look_alike_have_directories_of_their_own() -> None:
     assert directory_name("a:b") != directory_name("a b")

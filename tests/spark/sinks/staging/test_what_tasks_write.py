@@ -24,7 +24,7 @@ from sqs_lease.spark.sinks.staging import StagedFile, Staging, TaskWriter, Writt
 COLUMNS = StructType([StructField("id", LongType()), StructField("town", StringType())])
 
 
-def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> None:
+def test_only_columns_with_repeated_values_have_a_dictionary(tmp_path: Path) -> None:
     count = 2_000
     rows = pa.table(
         {

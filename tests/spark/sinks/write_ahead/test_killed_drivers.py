@@ -285,7 +285,7 @@ def test_a_batch_id_stands_for_the_same_messages_again_and_more_of_them_but_not_
     assert table.look_up(looked_up([3])).known.num_rows == 0
 
 
-def test_an_admission_that_was_not_applied_is_finished_by_whoever_looks_next(driver: Driver) -> None:
+def test_an_admission_that_was_not_applied_is_finished_by_the_next_driver_that_looks(driver: Driver) -> None:
     table = driver.table()
     staged = table.stage(["1"], "first")  # type: ignore[arg-type]
     seen = table.look_up(looked_up([1]))

@@ -67,7 +67,7 @@ def test_a_float_is_the_nearest_one_to_the_number_and_not_to_its_double(given: s
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("begin", ["", "-", "0.", "1e"])
-def test_a_text_of_many_digits_that_is_no_number_is_rejected_in_no_time(begin: str) -> None:
+def test_a_text_of_many_digits_that_is_not_a_number_is_rejected_in_no_time(begin: str) -> None:
     """A pattern that can split the digits in two parts tries all splits: a million digits would take days."""
     text = json.dumps(f"{begin}{'1' * 1_000_000}x")
 

@@ -326,7 +326,7 @@ def test_texts_longer_than_one_look_are_read_in_parts() -> None:
     assert taken == {str(number): {"id": number} for number in range(1_000)}
 
 
-def test_no_text_is_no_record() -> None:
+def test_without_texts_there_are_no_records() -> None:
     assert by_arrow(columns_of("id INT"), {}) == {}
 
 

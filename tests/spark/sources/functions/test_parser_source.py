@@ -96,7 +96,7 @@ def test_values_are_converted_to_the_schemas_types_where_nothing_is_lost() -> No
         pytest.param(table(message_id=["m1"], n=[1.5], word=["a"]), "column n of type double with values", id="lost"),
     ],
 )
-def test_what_is_no_answer_stops_the_batch_and_says_why(answer: Any, says: str) -> None:
+def test_a_wrong_answer_stops_the_batch_and_says_why(answer: Any, says: str) -> None:
     with pytest.raises(ParserError, match=says) as caught:
         answered(lambda _: answer, m1="secret")
 

@@ -65,7 +65,7 @@ def test_what_is_not_of_the_schema_is_refused(spark: SparkSession, function: Any
         parsed(spark, SparkSource(function, "n INT"), {"m1": ""})
 
 
-def test_columns_of_the_answer_are_no_columns_of_the_schema(spark: SparkSession) -> None:
+def test_columns_of_the_answer_must_not_be_in_the_schema(spark: SparkSession) -> None:
     with pytest.raises(SchemaError, match="a column reason, which has another meaning"):
         SparkSource(words, "Reason STRING").checker()
 

@@ -251,7 +251,7 @@ class ConflictingSink:
         return ConflictingTable(table.target, table.ledger, self.others)
 
 
-def test_a_message_whose_object_another_batch_stored_and_deleted_meanwhile_is_a_repeat(
+def test_a_message_is_a_repeat_when_another_batch_stored_and_deleted_its_object_meanwhile(
     place: Place, bucket: Bucket
 ) -> None:
     told = bucket.put("a", line(1))
@@ -318,7 +318,7 @@ def test_when_the_clean_up_breaks_the_batch_is_stored_all_the_same(place: Place,
     assert (result.ingested, result.objects) == (1, CleanUp(0, 0, 0, "RuntimeError"))
 
 
-def test_whose_messages_are_held_no_longer_cleans_nothing_up(place: Place, on_s3: None) -> None:
+def test_a_batch_that_is_held_no_longer_cleans_nothing_up(place: Place, on_s3: None) -> None:
     bucket = Bucket(versions=False)
     batch = [message("m1", direct(bucket.put("a", line(1))))]
     held = iter([True])

@@ -120,13 +120,13 @@ CREATED: dict[str, Any] = {"eventSource": "aws:s3", "eventName": "ObjectCreated:
         ),
     ],
 )
-def test_what_is_no_notification_is_refused_with_the_reason(body: dict[str, Any], says: str) -> None:
+def test_a_body_that_is_not_a_notification_is_refused_with_the_reason(body: dict[str, Any], says: str) -> None:
     with pytest.raises(NotANotificationError, match=says):
         created_objects(json.dumps(body))
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{'Records': []}", in_sns("no JSON"), in_sns('{"a": 1, "a": 1}')])
-def test_what_is_no_json_is_refused_within_an_envelope_too(body: str) -> None:
+def test_a_body_that_is_not_json_is_refused_within_an_envelope_too(body: str) -> None:
     with pytest.raises(NotJsonError):
         created_objects(body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 
 
-def test_the_store_of_a_second_task_reads_none_of_botocores_data_files_again(read_by_botocore: list[str]) -> None:
+def test_the_store_of_a_second_task_reads_no_data_file_of_botocore_again(read_by_botocore: list[str]) -> None:
     assert ObjectStore(connections=1, region="eu-west-1").client
     read_by_botocore.clear()
     assert ObjectStore(connections=1, region="eu-west-1").client

@@ -234,7 +234,7 @@ def test_a_writer_that_another_overtakes_in_the_middle_of_its_job_is_refused(
 
 
 @BOTH
-def test_a_batch_whose_rows_were_removed_by_somebody_else_is_an_error(
+def test_admitted_rows_that_another_program_removed_are_an_error(
     spark: SparkSession, tmp_path: Path, make_subject: MakeSubject
 ) -> None:
     subject = make_subject(spark, tmp_path)

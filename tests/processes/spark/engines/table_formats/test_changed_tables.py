@@ -211,7 +211,7 @@ def test_a_batch_is_not_admitted_into_a_table_that_is_gone(spark: SparkSession, 
     spark.sql(f"DROP TABLE {place.name}")
 
 
-def test_a_delta_table_whose_rows_must_not_change_is_not_upserted(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_delta_table_that_only_takes_new_rows_is_not_upserted(spark: SparkSession, tmp_path: Path) -> None:
     place = place_of(spark, tmp_path, DELTA)
     place.store(0)
     place.change("ALTER TABLE {t} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")

@@ -152,7 +152,7 @@ def test_a_text_that_is_too_long_for_its_column_rejects_its_message(
     assert {row["id"]: row["name"] for row in spark.table(name).collect()} == {0: "abc", 2: None, 7: None}
 
 
-def test_partition_values_that_can_be_no_directory_reject_messages_of_native_delta(
+def test_partition_values_that_cannot_be_a_directory_reject_messages_of_native_delta(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     sink = NativeDeltaSink(tmp_path / "orders", ("name",))
@@ -182,7 +182,7 @@ def test_an_empty_partition_value_that_must_not_be_null_rejects_its_message_of_n
     assert {row["id"]: row["name"] for row in stored} == {0: "a", 7: "n7"}
 
 
-def test_partition_values_that_can_be_no_directory_reject_messages_of_iceberg(
+def test_partition_values_that_cannot_be_a_directory_reject_messages_of_iceberg(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")
@@ -208,7 +208,7 @@ def test_partition_values_that_can_be_no_directory_reject_messages_of_iceberg(
     ],
     ids=["the start of a text", "under another name", "not any more"],
 )
-def test_partitions_of_iceberg_that_are_no_columns_under_their_own_names(
+def test_partitions_of_iceberg_that_are_not_columns_under_their_own_names(
     spark: SparkSession, tmp_path: Path, partition_by: str, change: str, rejected: dict[str, str]
 ) -> None:
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.tests")

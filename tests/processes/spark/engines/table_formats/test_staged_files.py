@@ -318,7 +318,7 @@ def test_the_batch_of_a_killed_driver_that_the_table_has_forgotten_is_there_once
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_rows_that_somebody_deletes_before_the_next_driver_looks_do_not_come_back(lake: Lake, moment: Any) -> None:
+def test_rows_that_are_deleted_before_the_next_driver_looks_do_not_come_back(lake: Lake, moment: Any) -> None:
     lake.load(1)
     with interrupted(AppliedMarks, "add", moment), pytest.raises(InterruptionError):
         lake.load(2)
@@ -370,7 +370,7 @@ def test_a_batch_that_another_completes_and_the_table_forgets_at_the_last_moment
     [("DELETE FROM {t} WHERE id = 1", [2]), ("INSERT INTO {t} SELECT * FROM {t}", [1, 1, 2])],
     ids=["who removes rows", "who adds rows"],
 )
-def test_somebody_who_commits_at_the_last_moment_is_waited_for(
+def test_a_writer_that_commits_at_the_last_moment_is_waited_for(
     lake: Lake, caplog: pytest.LogCaptureFixture, statement: str, ids: list[int]
 ) -> None:
     caplog.set_level("INFO")

@@ -259,7 +259,7 @@ def store_one(path: Path) -> None:
     table.commit(table.look_up(asked("m1")), Admission("b", entries(["m1"]), staged))
 
 
-def test_a_table_that_was_made_anew_is_not_taken_to_have_what_the_earlier_one_had(tmp_path: Path) -> None:
+def test_a_table_that_was_made_again_is_not_taken_to_have_what_the_earlier_one_had(tmp_path: Path) -> None:
     path = tmp_path / "table"
     store_one(path)
     DeltaTable.create(path, TABLE_SCHEMA, mode="overwrite")
@@ -271,7 +271,7 @@ def test_a_table_that_was_made_anew_is_not_taken_to_have_what_the_earlier_one_ha
     assert known(opened(path), "m1") == {"m1": ("b", "ingested", None)}
 
 
-def test_vacuum_adds_no_batch_of_an_earlier_table_to_one_that_was_made_anew(tmp_path: Path) -> None:
+def test_vacuum_adds_no_batch_of_an_earlier_table_to_one_that_was_made_again(tmp_path: Path) -> None:
     path = tmp_path / "table"
     ledger = opened(path).ledger
     ledger.admit(ledger.snapshot(), "b", entries(["m1"]), stage(open_table(path), [row(1, "m1")]))

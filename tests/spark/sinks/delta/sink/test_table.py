@@ -237,7 +237,7 @@ def test_a_table_that_was_rewritten_meanwhile_takes_the_rows_all_the_same(
     assert stored(table) == [(1, "m1"), *kept, (3, "m3")]
 
 
-def test_the_version_that_is_told_has_the_rows_though_somebody_commits_at_the_last_moment(
+def test_the_version_that_is_told_has_the_rows_though_another_writer_commits_at_the_last_moment(
     tmp_path: Path, upsert_by: tuple[str, ...]
 ) -> None:
     table, other = (open_table(tmp_path, upsert_by=upsert_by) for _ in range(2))
@@ -309,7 +309,7 @@ def test_files_of_the_size_that_was_asked_for_are_left_alone(two_small_files: Pa
     assert DeltaSink(two_small_files).optimize().files_removed == 2
 
 
-def test_optimizing_by_what_is_no_column_is_refused(tmp_path: Path) -> None:
+def test_optimizing_by_a_missing_column_is_refused(tmp_path: Path) -> None:
     open_table(tmp_path, partition_by=["name"])
 
     for name in ("name", "missing"):

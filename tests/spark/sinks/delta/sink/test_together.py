@@ -81,7 +81,7 @@ def test_each_message_is_there_once(
     assert sorted((message_id, key) for key, message_id in stored(table)) == expected(everything, upsert_by)
 
 
-def test_a_try_that_another_overtakes_while_it_stages_is_no_failure(tmp_path: Path) -> None:
+def test_a_try_that_another_overtakes_while_it_stages_is_not_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "table"
 
     def opened() -> WriteAheadTable:

@@ -92,7 +92,7 @@ def test_a_connection_cut_while_rows_are_copied_commits_nothing(
 
 
 @pytest.mark.parametrize("gone", ["one", "all"])
-def test_files_that_somebody_removed_are_an_error_and_nothing_is_committed(
+def test_files_that_were_removed_are_an_error_and_nothing_is_committed(
     database: Database, tmp_path: Path, gone: str
 ) -> None:
     table = opened(database)

@@ -487,7 +487,7 @@ def test_a_connection_cut_during_the_commit_is_an_error_and_commits_nothing(
     assert (known(table, "m1"), subject.ids()) == ({}, [])
 
 
-def test_rows_of_a_task_whose_answer_was_lost_do_not_count(subject: Subject, database: Database) -> None:
+def test_rows_of_a_task_with_a_lost_answer_do_not_count(subject: Subject, database: Database) -> None:
     table = subject.open()
     staged = subject.stage(table, "b", [record("m1", 1)])
     # As when an executor dies after its COPY: the task was repeated, and both have written.

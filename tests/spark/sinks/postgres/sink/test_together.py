@@ -54,7 +54,7 @@ def test_each_message_is_there_once(
     assert database.staging_tables() == []
 
 
-def test_a_try_that_another_overtakes_while_it_stages_is_no_failure(database: Database) -> None:
+def test_a_try_that_another_overtakes_while_it_stages_is_not_a_failure(database: Database) -> None:
     session: Any = None
 
     def opened() -> PostgresTable:

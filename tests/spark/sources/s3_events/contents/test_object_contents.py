@@ -48,7 +48,7 @@ def parquet_file(table: pa.Table, **options: Any) -> bytes:
 
 
 class TestJsonLines:
-    def test_each_line_is_a_record_and_blank_lines_are_none(self) -> None:
+    def test_each_line_is_a_record_but_blank_lines_are_not(self) -> None:
         found = rows(JsonLines(), b'{"id": 1}\r\n\n  \n {"id": 2, "name": "\xc3\xa9"}')
 
         assert [row[contents.LINE] for row in found] == ['{"id": 1}', '{"id": 2, "name": "é"}']
@@ -282,7 +282,7 @@ class TestParquet:
     def test_a_file_of_other_columns_is_refused(self, table: pa.Table, says: str) -> None:
         assert fault(Parquet(ID_NAME, ["id"]), parquet_file(table)) == says
 
-    def test_a_file_that_is_none_or_damaged_is_refused(self) -> None:
+    def test_a_file_of_another_format_or_a_damaged_one_is_refused(self) -> None:
         whole = parquet_file(pa.table({"id": list(range(1000))}), compression="snappy", use_dictionary=False)
 
         assert fault(Parquet(ID_NAME, []), b"secret") == "not Parquet, or damaged"
@@ -293,7 +293,7 @@ class TestParquet:
         assert rows(Parquet(ID_NAME, []), parquet_file(ID_NAME.empty_table())) == []
 
 
-def test_a_disk_that_is_full_is_no_fault_of_the_object() -> None:
+def test_a_disk_that_is_full_is_not_the_fault_of_the_object() -> None:
     class Full(io.BytesIO):
         def read(self, _size: int | None = -1) -> bytes:
             raise OSError(28, "No space left on device")
