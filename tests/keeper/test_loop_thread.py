@@ -1,4 +1,4 @@
-"""A loop in a thread of its own: nobody waits for it for ever, and it keeps nothing of its callers alive."""
+"""A loop in a thread of its own: no caller waits for it for ever, and it keeps nothing of its callers alive."""
 
 from __future__ import annotations
 

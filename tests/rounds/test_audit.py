@@ -1,4 +1,4 @@
-"""The auditor sees each rule that a round breaks, and none in a round that keeps them all."""
+"""The auditor sees each rule that a round breaks, and finds nothing in a round that keeps them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark jobs tell how far they are, and are cancelled when nobody wants their result any more."""
+"""Spark jobs tell how far they are, and are cancelled when their result is not needed any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger knows each message once, opens few files, refuses whoever comes late, and forgets after a while."""
+"""The ledger knows each message once, opens few files, refuses a driver that comes late, and forgets after a while."""
 
 from __future__ import annotations
 

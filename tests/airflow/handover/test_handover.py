@@ -1,4 +1,4 @@
-"""Between the sensor and its keeper nobody holds a batch: its messages stay invisible, and the keeper adopts it."""
+"""Between the sensor and its keeper a batch has no holder: its messages stay invisible, and the keeper adopts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease in XCom is sealed as a whole: what somebody edited, or copied from elsewhere, is refused."""
+"""The lease in XCom is sealed as a whole: an edited one, or one copied from elsewhere, is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger schedules every call: none of them costs a held lease, on a queue that is throttled, slow or was away."""
+"""The ledger schedules every call, and no call costs a held lease, on a queue that is throttled, slow or was away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch of a run as its steps see it; whoever holds it is told what they failed."""
+"""The batch of a run as its steps see it; its holder is told what they failed."""
 
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator

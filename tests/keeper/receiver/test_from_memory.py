@@ -1,4 +1,4 @@
-"""A receiver over the in-memory SQS: whatever happens, no message stays invisible with nobody holding it."""
+"""A receiver over the in-memory SQS: whatever happens, no message stays invisible without a holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the demo ends when somebody stops it."""
+"""How the demo ends when it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose driver shares nothing but S3 with anybody: messages, table, rejects and result are there."""
+"""A job with a driver that shares nothing but S3 with other machines: messages, table, rejects and result are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions as users write them for ``message_filtering="callable"``: none of them expects what strangers send."""
+"""Functions as users write them for ``message_filtering="callable"``: they do not expect what strangers send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that has another Fernet key than the triggerer, or none: a clear error, and its messages come back."""
+"""A worker without the triggerer's Fernet key: a clear error, and its messages come back."""
 
 from __future__ import annotations
 

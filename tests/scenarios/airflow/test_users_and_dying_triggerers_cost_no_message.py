@@ -1,4 +1,4 @@
-"""Users and dying triggerers act on a run at random times: it touches only its own messages, and loses none."""
+"""Users and dying triggerers act on a run at random times: it touches only its own messages, and loses no message."""
 
 from __future__ import annotations
 

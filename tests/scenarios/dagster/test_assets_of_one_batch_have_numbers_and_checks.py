@@ -1,4 +1,4 @@
-"""Numbers on assets whose messages somebody else holds, and checks of them; the run worker is this process.
+"""Numbers on assets over a batch that the executor holds, and checks of them; the run worker is this process.
 
 Dagster reads the annotations of assets, so this module has no postponed ones.
 """

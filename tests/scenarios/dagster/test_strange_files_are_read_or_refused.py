@@ -1,4 +1,4 @@
-"""Whatever a file of a run's folder or a sensor's cursor says, it is read, taken for none, or refused as documented."""
+"""Whatever a file of a run's folder or a sensor's cursor says, it is read, ignored, or refused as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources whose messages give none or many rows, or new columns, through ingestion into a table."""
+"""Sources with messages that give no row or many, or new columns, through ingestion into a table."""
 
 from __future__ import annotations
 

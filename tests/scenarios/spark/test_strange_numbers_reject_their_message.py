@@ -1,4 +1,4 @@
-"""A text that is no number rejects its message, also where Spark takes it for one, as it does "NaN" and "1d"."""
+"""A text that is not a number rejects its message, also where Spark takes it for one, as it does "NaN" and "1d"."""
 
 from __future__ import annotations
 

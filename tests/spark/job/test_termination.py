@@ -1,4 +1,4 @@
-"""A job ends in order when it is told to, or when whoever started it is gone; as processes without Spark."""
+"""A job ends in order when it is told to, or when its starter is gone; as processes without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that a stranger might send: none of them stops its batch, or takes more than its length's share of time."""
+"""Bodies that a stranger might send: they stop no batch, and take no more than their length's share of time."""
 
 from __future__ import annotations
 

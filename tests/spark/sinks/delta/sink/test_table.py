@@ -1,4 +1,4 @@
-"""Staged rows get into the table once, whoever dies, hurries or tidies up meanwhile."""
+"""Staged rows get into the table once, whatever driver dies, hurries or tidies up meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that wait in files for a table in PostgreSQL: the driver copies them while it commits, all or none."""
+"""Rows that wait in files for a table in PostgreSQL: the driver copies them while it commits, all or nothing."""
 
 from __future__ import annotations
 
