@@ -63,7 +63,6 @@ class Room:
 _BESIDE_AIRFLOW: Final = (
     "apache-airflow-providers-apache-spark>=6.3",
     "apache-airflow-providers-common-messaging>=2.0",
-    "mypy>=1.18",
 )
 
 ROOMS: Final = {
