@@ -33,7 +33,8 @@ HOSTS: Final = ("airflow", "dagster", "spark")
 PARTS: Final = {
     "airflow on real processes": ("tests/skeletons/test_airflow.py",),
     "dagster on real processes": ("tests/skeletons/test_dagster.py",),
-    "spark": ("tests/scenarios/spark", "tests/spark"),
+    "spark": ("tests/spark",),
+    "spark scenarios": ("tests/scenarios/spark",),
     "airflow": ("tests/airflow", "tests/scenarios/airflow"),
     "simulation": ("tests/simulation",),
     "dagster": ("tests/dagster", "tests/scenarios/dagster"),

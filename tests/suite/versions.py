@@ -133,7 +133,7 @@ ROOMS: Final = {
     "dagster": Room(("dagster", "manifest", "otel", "spark"), PARTS["dagster"], ("dagster", "boto3")),
     "spark": Room(
         ("connect", "java", "postgres", "spark"),
-        PARTS["spark"],
+        (*PARTS["spark scenarios"], *PARTS["spark"]),
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),
     ),
