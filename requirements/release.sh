@@ -6,7 +6,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 requirements/environment.sh release
-mkdir -p dist
+# What an earlier version left there would be published again.
+rm -rf dist
+mkdir dist
 for host in airflow dagster spark; do
     .release/bin/python -W ignore -m cyclonedx_py requirements "docker/requirements/$host.txt" --pyproject pyproject.toml \
         --output-reproducible --output-file "dist/sqs-lease-$host.cdx.json"

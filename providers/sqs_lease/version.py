@@ -3,3 +3,6 @@
 from typing import Final
 
 VERSION: Final = "0.1.0"
+
+USER_AGENT: Final = f"sqs-lease/{VERSION}"
+"""The addition to the user agent of every client: AWS support and CloudTrail see what made a call."""

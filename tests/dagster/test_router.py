@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ def evaluated(
     return list(data.run_requests or ()), data.skip_message
 
 
+def assert_no_thread_is_left(before: Sequence[threading.Thread]) -> None:
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in [each for each in started if each.name.startswith("sqs-lease")]:
+        # A thread of a pool ends a moment after its last work.
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 TICK = ["__repository__", "orders_router", "17"]
 
 
@@ -110,11 +119,7 @@ def test_a_tick_of_the_daemon_receives_and_asks_for_a_run_that_has_the_batch_as_
     assert (uri.parent, uri.name) == (tmp_path / "orders_router", request.run_key)
     assert (request.tags["team"], request.run_config) == ("orders", {"ops": {}})
     assert queue.invisible == ["a", "bad"]
-    started = [thread for thread in threading.enumerate() if thread not in before]
-    for thread in [each for each in started if each.name.startswith("sqs-lease")]:
-        # A thread of a pool ends a moment after its last work.
-        thread.join(60)
-        assert not thread.is_alive()
+    assert_no_thread_is_left(before)
     assert work(instance, request)
     assert SEEN == [["a", "bad"]]
     assert (queue.visible, queue.invisible, queue.dead_letters) == ([], [], ["bad"])
@@ -294,16 +299,17 @@ def real_queues(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("real_queues")
 @pytest.mark.parametrize("log_key", [None, [], UNKNOWN], ids=["no key", "an empty key", "of the web server"])
-def test_a_trial_of_the_sensor_takes_nothing_and_starts_no_thread(
+def test_a_trial_of_the_sensor_takes_nothing_and_leaves_no_thread(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, log_key: list[str] | None
 ) -> None:
+    before = threading.enumerate()
     queue = leased_queues.create("orders", "a", "b")
     requests, said = evaluated(router(tmp_path), instance, log_key)
     assert requests == []
     assert said is not None
     assert "up to 10 of about 2 messages of orders" in said
     assert (queue.visible, list(tmp_path.iterdir())) == (["a", "b"], [])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sqs-lease sensor")]
+    assert_no_thread_is_left(before)
 
 
 @pytest.mark.usefixtures("real_queues")

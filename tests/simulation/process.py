@@ -308,11 +308,12 @@ class ConsumerProcess:
                 self._journal.lease(self.name, known.receipt).forgotten_at.append(now)
             run.arrived[message.receipt.handle] = now
             self._store.by_handle[message.receipt.handle] = run
-        watched.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
+        if self._plan.drops_contents:
+            watched.batch.adopt(leases_of(reception, watched.policy))
+        else:
+            watched.batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
         received = {message.receipt for message in reception.messages}
         self._note_holdings(watched, [lease for lease in watched.batch.leases() if lease.receipt in received])
-        if self._plan.drops_contents:
-            watched.batch.drop_contents()
         self._write_down(watched)
         self._journal.say(self.name, run, "receives", *received)
 
@@ -650,3 +651,12 @@ class ConsumerProcess:
                 run.intents[message_id] = self._world_now()
         for lease in watched.batch.leases():
             self._begun(lease.receipt, Release())
+
+
+def leases_of(reception: Reception, policy: RenewalPolicy) -> list[Lease]:
+    """The leases of messages that were received with a policy's visibility timeout, without the contents."""
+    deadline = reception.sent_at + policy.visibility_seconds
+    return [
+        Lease(one.receipt, reception.received_at, deadline, one.receive_count, one.message_group_id)
+        for one in reception.messages
+    ]

@@ -215,7 +215,7 @@ def without_package(_rows: pa.Table, _reasons: pa.Array) -> Answer:
 
 
 def test_executors_that_lack_this_package_are_named_and_nothing_is_stored(place: Place) -> None:
-    lacking = r"no Python module 'sqs_lease'\): install sqs-lease\[spark\] on them"
+    lacking = r"no Python module 'sqs_lease'\): install sqs-lease\[spark-cluster\] on them"
     with pytest.raises(IngestionError, match=lacking):
         place.ingest([*good([1, 2]), *not_json()], source=changed(without_package))
 

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import sqs_lease
 from sqs_lease.sqs import errors
 from sqs_lease.sqs.boto3 import Boto3Transport
 from sqs_lease.sqs.client import AwsAccess, make_client
@@ -40,6 +41,7 @@ class Aws(BaseHTTPRequestHandler):
     lasting: ClassVar[timedelta] = timedelta(hours=1)
 
     def do_POST(self) -> None:
+        assert self.headers["User-Agent"].endswith(f" sqs-lease/{sqs_lease.__version__}")
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         found = re.search(r"Credential=(\w+)/\d+/([\w-]+)/", self.headers["Authorization"])
         assert found is not None

@@ -1,7 +1,9 @@
-"""The User-Agent header of the clients that are made here: botocore's own text, built once."""
+"""The User-Agent header of the clients that are made here: botocore's own text and the package's name, built once."""
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +81,18 @@ def test_a_client_without_the_private_name_makes_its_calls_as_botocore_does(endp
     reuse_user_agent(usual)
     usual.__dict__["_user_agent_creator"] = creator
     assert sent_by(usual).startswith("Boto3/")
+
+
+def test_every_client_that_the_package_makes_has_a_configuration_which_names_it() -> None:
+    package = Path(sqs_lease.__file__).parent
+    made = [
+        (f"{path.relative_to(package)}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"client", "get_client_type"}
+        and (node.args or node.keywords)
+    ]
+    assert len(made) >= 4
+    assert [place for place, keywords in made if "config" not in keywords] == []

@@ -30,7 +30,7 @@ PLATFORMS: Final = {
     "mwaa-3.3.1": ("3.12", ("airflow", "airflow_alone", "airflow_with_spark")),
     "mwaa-3.0.6": ("3.12", ("older_airflow",)),
     "mwaa-2.11.0": ("3.12", ("older_airflow",)),
-    "spark-4.0": ("3.12", ("spark", "table_formats")),
+    "spark-4.0": ("3.12", ("spark", "engines", "table_formats")),
 }
 """The constraint files in requirements/platforms, each with the Python that the platform has, and the rooms for it.
 
@@ -136,6 +136,13 @@ ROOMS: Final = {
         (*PARTS["spark scenarios"], *PARTS["spark"]),
         ("pyspark", "deltalake", "pyarrow", "pandas"),
         ("dagster-pipes>=1.11.16",),
+    ),
+    # A Connect server and a standalone cluster. `make test-processes` has them on the newest Spark.
+    "engines": Room(
+        ("connect", "java", "spark"),
+        ("tests/processes/spark/engines/test_cluster.py",),
+        ("pyspark", "deltalake", "pyarrow", "pandas"),
+        is_for_platforms=True,
     ),
     # Native Delta and Iceberg, whose jars come from Maven Central. `make test-processes` has them on the newest Spark.
     "table_formats": Room(

@@ -93,7 +93,7 @@ class SqsToSparkOperator(BaseOperator):
             leaves that to the worker's environment.
         submit_conn_id: Submits the job by this Spark connection instead: to a standalone cluster, YARN or Kubernetes.
             It needs ``apache-airflow-providers-apache-spark``, a ``workspace`` that the worker and the driver reach,
-            and ``sqs-lease[spark]`` on the cluster; secrets are the cluster's own affair.
+            and ``sqs-lease[spark-cluster]`` on the cluster; secrets are the cluster's own affair.
         submit_options: Further arguments of that provider's ``SparkSubmitHook``, for example ``{"conf": {...}}``.
         kwargs: As for any operator.
 

@@ -317,10 +317,6 @@ class Batch:
         contents = (self._messages.get(lease.receipt) for lease in self.leases())
         return [message for message in contents if message is not None]
 
-    def drop_contents(self) -> None:
-        """Keep only the leases: the batch's source gives the messages' contents again if they are needed."""
-        self._messages.clear()
-
     def leases(self) -> Sequence[Lease]:
         """Return the leases still held, in the order they were put in, with their deadlines as confirmed so far."""
         return [] if self._forgotten else self._driver.leases(self._receipts(), self)

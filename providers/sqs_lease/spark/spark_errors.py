@@ -29,11 +29,12 @@ def cannot_run_this(error: Exception) -> bool:
 
 def why_cannot_run(error: Exception) -> str:
     """Why Spark's executors cannot run Python that needs this package, by an error of :func:`cannot_run_this`."""
+    # They have a Spark. [spark] would put another PySpark over that of a managed cluster.
     lacking = _LACKING.search(str(error))
     why = kind_of(error) if lacking is None else f"they have no Python module {lacking[1]!r}"
     return (
-        f"Spark's executors cannot run the Python of this ingestion ({why}): install sqs-lease[spark] on them, and "
-        "what your own functions import, for the Python version of the driver"
+        f"Spark's executors cannot run the Python of this ingestion ({why}): install sqs-lease[spark-cluster] on them, "
+        "and what your own functions import, for the Python version of the driver"
     )
 
 

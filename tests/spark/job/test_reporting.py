@@ -15,6 +15,7 @@ from typing import Any
 import dagster_pipes
 import pytest
 
+import sqs_lease
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.spark.job import main as job
 from sqs_lease.spark.job import reporting
@@ -119,6 +120,11 @@ def test_a_driver_on_emr_reports_through_s3(monkeypatch: pytest.MonkeyPatch) -> 
     report({"bucket": "b", "key_prefix": "place/messages"}, {"bucket": "b", "key": "place/context"})
     lines = b"\n".join(content for key, content in sorted(bucket.objects.items()) if "messages" in key).splitlines()
     assert [json.loads(line)["method"] for line in lines] == ["opened", "log", "report_custom_message", "closed"]
+
+
+def test_its_calls_to_s3_name_the_package_and_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert reporting._s3().meta.config.user_agent_extra == f"sqs-lease/{sqs_lease.__version__}"
 
 
 @pytest.mark.parametrize("mounted", [True, False], ids=["DBFS", "a volume"])

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import boto3
 import pyspark
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PythonException
 
@@ -40,6 +41,7 @@ from sqs_lease.spark.session import driver_session
 from sqs_lease.spark.sinks.jars import require_spark
 from sqs_lease.spark.sinks.sink import Sink
 from sqs_lease.spark.sources.source import Source
+from sqs_lease.version import USER_AGENT
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +231,7 @@ def local_copy(uri: str, directory: Path) -> Path:
     copy = directory / uuid4().hex
     bucket, key = _place_on_s3(uri)
     try:
-        boto3.client("s3").download_file(bucket, key, str(copy))
+        _s3().download_file(bucket, key, str(copy))
     except (BotoCoreError, ClientError) as error:
         raise WorkspaceError(f"{uri} cannot be read: {error}") from None
     return copy
@@ -241,13 +243,16 @@ def write_text(uri: str, text: str) -> None:
     try:
         if path is None:
             bucket, key = _place_on_s3(uri)
-            s3 = boto3.client("s3")
-            s3.put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
+            _s3().put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
     except (OSError, BotoCoreError, ClientError) as error:
         raise WorkspaceError(f"{uri} cannot be written: {error}") from None
+
+
+def _s3() -> Any:
+    return boto3.client("s3", config=Config(user_agent_extra=USER_AGENT))
 
 
 def _local_path(uri: str) -> Path | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sqs_lease.ingestion.result import StoredResult
 from sqs_lease.spark.errors import IngestionError
+from sqs_lease.version import USER_AGENT
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContextLoader, PipesMessageWriter
@@ -118,5 +119,6 @@ def _message_writer(place: Mapping[str, Any]) -> PipesMessageWriter[Any]:
 
 def _s3() -> Any:
     import boto3
+    from botocore.config import Config
 
-    return boto3.client("s3")
+    return boto3.client("s3", config=Config(user_agent_extra=USER_AGENT))

@@ -1,7 +1,8 @@
-"""What a store of objects costs a task that is not the first of its process."""
+"""What a store of objects costs a task that is not the first of its process, and what it says of itself."""
 
 from __future__ import annotations
 
+import sqs_lease
 from sqs_lease.spark.sources.s3_events.object_store import ObjectStore
 
 
@@ -10,3 +11,8 @@ def test_the_store_of_a_second_task_reads_no_data_file_of_botocore_again(read_by
     read_by_botocore.clear()
     assert ObjectStore(connections=1, region="eu-west-1").client
     assert read_by_botocore == []
+
+
+def test_its_calls_name_the_package_and_its_version() -> None:
+    store = ObjectStore(connections=1, region="eu-west-1")
+    assert store.client.meta.config.user_agent_extra == f"sqs-lease/{sqs_lease.__version__}"

@@ -36,7 +36,7 @@ try:
     from psycopg import sql
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[spark,postgres]', also for the executors",
+        f"PostgresSink needs psycopg ({error}): pip install 'sqs-lease[postgres]', also for the executors",
         name=error.name,
     ) from error
 from pyspark.errors import PythonException

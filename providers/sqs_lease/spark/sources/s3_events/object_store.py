@@ -19,6 +19,7 @@ from sqs_lease.spark.errors import IngestionError
 from sqs_lease.spark.sources.s3_events.allowance import Allowance, SpooledFile
 from sqs_lease.spark.sources.s3_events.notification import S3Object
 from sqs_lease.sqs.boto3_sessions import boto3_session
+from sqs_lease.version import USER_AGENT
 
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
@@ -90,6 +91,7 @@ class ObjectStore:
                 connect_timeout=_CONNECT_SECONDS,
                 read_timeout=_READ_SECONDS,
                 retries={"mode": "standard", "max_attempts": _REQUEST_TRIES},
+                user_agent_extra=USER_AGENT,
             ),
         )
 

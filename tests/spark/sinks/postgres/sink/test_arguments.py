@@ -14,7 +14,7 @@ from sqs_lease.spark.sinks.postgres.sink import PostgresSink
 def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.delitem(sys.modules, PostgresSink.__module__)
-    with pytest.raises(ImportError, match=r"pip install 'sqs-lease\[spark,postgres\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'sqs-lease\[postgres\]'"):
         import_module(PostgresSink.__module__)
 
 
