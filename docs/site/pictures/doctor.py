@@ -1,4 +1,4 @@
-"""`sqs-lease doctor` in a terminal, on the queue of docs/command-line.md: its checks and its output, without the calls."""
+"""`sqs-lease doctor` in a terminal, on the queue of docs/command-line.md: its checks and output, without the calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS: Final[dict[str, Kind]] = {"color(2)": "good", "color(1)": "bad", "color(
 
 
 def queue() -> SubjectReport:
-    """What the command finds about a queue with a short timeout, few receives and an ordinary dead-letter queue."""
+    """The findings about a queue with a short timeout, few receives and an ordinary dead-letter queue."""
     redrive = {"deadLetterTargetArn": f"{ARN}-dead-letters", "maxReceiveCount": 2}
     attributes = {"QueueArn": ARN, "VisibilityTimeout": "12", "RedrivePolicy": json.dumps(redrive)}
     url = f"{AT}/123456789012/returns"
@@ -74,8 +74,8 @@ def draw() -> Drawing:
     drawing = Drawing(
         680,
         LINE * len(lines) + 36,
-        "The output of sqs-lease doctor returns in a terminal: what is in order has a green mark. Each of three problems "
-        "has a red cross, its reason, the change, and a command that makes it.",
+        "The output of sqs-lease doctor returns in a terminal: what is in order has a green mark. Each of three "
+        "problems has a red cross, its reason, the change, and a command that makes it.",
     )
     for number, line in enumerate(lines):
         drawing.code(24, 32 + LINE * number, [(part.plain, kind(part)) for part in line.divide(edges(line))])

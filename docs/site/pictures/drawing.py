@@ -13,7 +13,7 @@ Style: TypeAlias = Literal["visible", "invisible", "good", "bad", "quiet"]
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 
 Kind: TypeAlias = Literal["", "quiet", "strong", "invisible", "good", "bad"]
-"""What a part of a terminal's line looks like."""
+"""The look of a part of a terminal's line."""
 
 _COLOURS: Final = """
   .paper { fill: #ffffff; stroke: #d0d7de }
@@ -101,7 +101,7 @@ class Drawing:
 
     def code(self, x: float, y: float, parts: Sequence[tuple[str, Kind]]) -> None:
         """Write a line of a terminal, each part in its style; ``y`` is its base line."""
-        shown = "".join(f'<tspan class="{kind}">{escape(text)}</tspan>' if kind else escape(text) for text, kind in parts)
+        shown = "".join(f'<tspan class="{kind}">{escape(text)}</tspan>' for text, kind in parts)
         self._pieces.append(f'<text class="code" xml:space="preserve" x="{x:.1f}" y="{y:.1f}">{shown}</text>')
 
     def svg(self) -> str:

@@ -36,7 +36,7 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text on one line, without control characters: a service's answer, or what answers for it, may have some."""
+    """Return text on one line, without control characters: the answer of a service or a proxy may have some."""
     return harmless(" ".join(text.split()))
 
 

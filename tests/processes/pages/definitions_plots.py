@@ -1,4 +1,4 @@
-"""A leased asset with checks, of which runs fail some messages; Dagster reads annotations, so there are no postponed ones."""
+"""A leased asset with checks that fails some messages; Dagster reads annotations, so there are no postponed ones."""
 
 import dagster as dg
 

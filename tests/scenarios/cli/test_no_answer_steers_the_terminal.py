@@ -102,7 +102,7 @@ def hostile_service(kind: Kind) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-        def do_POST(self) -> None:  # noqa: N802 - what http.server looks for
+        def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             operation = self.headers.get("X-Amz-Target", "").removeprefix("AmazonSQS.")
             status, found = 200, answers(url).get(operation) if kind is Kind.ANSWERS else None
@@ -158,7 +158,6 @@ def test_what_a_service_says_is_text_and_nothing_else(command: str, kind: Kind, 
     ran = run(kind, *COMMANDS[command], *json_option)
 
     said = ran.out + ran.err
-    print(ascii(said).replace("\\n", "\n"))
     assert said
     assert {character for character in said if not character.isprintable()} <= {"\n"}
     # Rich would have made a link of it, without this text.
