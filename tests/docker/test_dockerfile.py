@@ -166,8 +166,8 @@ def copyleft_of_the_extras() -> set[str]:
     found = set()
     for name in {name for path in SERVED for name in pins_here(path)}:
         about = distribution(name).metadata
-        named = [about.get("License") or "", *about.get_all("Classifier", [])]
-        said = about.get("License-Expression") or " ".join(named)
+        named = [*about.get_all("License", []), *about.get_all("Classifier", [])]
+        said = " ".join(about.get_all("License-Expression") or named)
         if "Artistic" not in said:
             found |= {family for family, pattern in COPYLEFT.items() if re.search(rf"\b(?:{pattern})\b", said)}
     return found

@@ -89,7 +89,9 @@ def rows(frame: FrameLocator, table: str) -> dict[str, dict[str, str]]:
 
 
 def row_of(frame: FrameLocator, table: str, queue: str) -> Any:
-    return frame.locator(f"#{table} tbody tr").filter(has=frame.get_by_role("cell", name=queue, exact=True))
+    return frame.locator(f"#{table} tbody tr").filter(
+        has=frame.locator("td:first-child").get_by_text(queue, exact=True)
+    )
 
 
 class Watcher:

@@ -91,6 +91,6 @@ def test_the_checks_of_a_leased_asset_say_which_limit_its_newest_run_broke(windo
     window.set_viewport_size({"width": 1300, "height": 720})
     window.goto("/assets/orders?view=checks")
     window.get_by_text("sqs_lease", exact=True).first.click()
-    expect(window.get_by_text("sqs/released", exact=True).first).to_be_in_viewport(ratio=1)
-    expect(window.get_by_text("Failed", exact=True).first).to_be_in_viewport(ratio=1)
+    expect(window.get_by_text("3 messages failed").first).to_be_in_viewport(ratio=1)
+    expect(window.get_by_text("sqs/failed", exact=True).first).to_be_in_viewport(ratio=1)
     picture(window, "dagster-checks")
