@@ -88,9 +88,10 @@ def test_the_plots_of_a_leased_asset_show_what_its_runs_received_deleted_and_gav
 
 def test_the_checks_of_a_leased_asset_say_which_limit_its_newest_run_broke(window: Page, stack: DagsterStack) -> None:
     del stack
-    window.set_viewport_size({"width": 1300, "height": 720})
+    window.set_viewport_size({"width": 1300, "height": 960})
     window.goto("/assets/orders?view=checks")
     window.get_by_text("sqs_lease", exact=True).first.click()
     expect(window.get_by_text("3 messages failed").first).to_be_in_viewport(ratio=1)
     expect(window.get_by_text("sqs/failed", exact=True).first).to_be_in_viewport(ratio=1)
+    expect(window.locator("canvas").last).to_be_in_viewport(ratio=1)
     picture(window, "dagster-checks")
