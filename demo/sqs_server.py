@@ -84,11 +84,12 @@ class SqsServer:
 
 
 @contextmanager
-def sqs_server(directory: Path | None = None) -> Iterator[SqsServer]:
+def sqs_server(directory: Path | None = None, *, services: str = "sqs,s3") -> Iterator[SqsServer]:
     """Run an SQS server on the loopback address and a free port, until the block ends.
 
     Args:
         directory: Where its log goes; without it, a temporary directory that is removed with the server.
+        services: The AWS services that it has.
 
     Yields:
         The server, ready for requests, without queues or buckets.
@@ -107,7 +108,7 @@ def sqs_server(directory: Path | None = None) -> Iterator[SqsServer]:
             "TMPDIR": temporary,
             "BIND_HOST": LOOPBACK,
             "GATEWAY_PORT": str(port),
-            "SERVICES": "sqs,s3",
+            "SERVICES": services,
             # Listeners of other services that would start on ports of their own.
             "IOT_MTLS_ENABLED": "0",
             "SFTP_ENABLED": "0",

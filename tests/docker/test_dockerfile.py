@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import distribution, distributions
 from pathlib import Path, PurePosixPath
 from string import Template
 
@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from pathspec import GitIgnoreSpec
 
 from tests.docker.dockerfile import DOCKERFILE, ROOT, Dockerfile, IgnoreFile, Stage
+from tests.docker.test_requirements import SERVED, pins_here
 
 DOCKER = Dockerfile.read()
 IGNORED = IgnoreFile(DOCKERFILE.with_name("Dockerfile.dockerignore").read_text())
@@ -153,6 +154,25 @@ def test_the_last_stage_is_the_image() -> None:
     assert list(DOCKER.stages)[-1] == "sqs-lease"
 
 
+COPYLEFT = {"LGPL": "LGPL|Lesser", "MPL": "MPL|Mozilla", "GPL": "GPL|GNU General"}
+"""Families of licences that ask for more than a notice, and how the metadata of packages names them."""
+
+OF_JAVA = {"GPL"}
+"""The family of OpenJDK's licence."""
+
+
+def copyleft_of_the_extras() -> set[str]:
+    """The families of licences of what the extras bring; a package that lets one choose is left out."""
+    found = set()
+    for name in {name for path in SERVED for name in pins_here(path)}:
+        about = distribution(name).metadata
+        named = [*about.get_all("License", []), *about.get_all("Classifier", [])]
+        said = " ".join(about.get_all("License-Expression") or named)
+        if "Artistic" not in said:
+            found |= {family for family, pattern in COPYLEFT.items() if re.search(rf"\b(?:{pattern})\b", said)}
+    return found
+
+
 @pytest.mark.parametrize("stage", IMAGES)
 def test_an_image_has_the_labels_of_what_is_in_it(stage: Stage) -> None:
     labels = {name: Template(value).substitute(stage.pairs("ARG")) for name, value in stage.pairs("LABEL").items()}
@@ -161,7 +181,9 @@ def test_an_image_has_the_labels_of_what_is_in_it(stage: Stage) -> None:
     assert labels[f"{prefix}description"]
     if stage.name == "sqs-lease":
         assert labels[f"{prefix}version"] == PYPROJECT["version"]
-        assert labels[f"{prefix}licenses"] == PYPROJECT["license"]
+        licences = labels[f"{prefix}licenses"].split(" AND ")
+        assert licences[0] == PYPROJECT["license"]
+        assert {licence.partition("-")[0] for licence in licences[1:]} == {*copyleft_of_the_extras(), *OF_JAVA}
         assert "sqs-lease.extras" in labels
     else:
         (packages,) = SERVER_ENVIRONMENT.glob("lib/python*/site-packages")

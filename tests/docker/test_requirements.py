@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -138,6 +139,22 @@ def test_make_requirements_makes_the_file_under_the_versions_of_the_tests(path: 
 @pytest.mark.parametrize("path", RESOLVED_FROM, ids=lambda path: path.name)
 def test_each_list_of_what_is_wanted_is_used_for_the_file_of_its_name(path: Path) -> None:
     assert {output for output, how in resolutions().items() if path in how.inputs} == {path.with_suffix(".txt")}
+
+
+def test_a_release_looks_up_every_pinned_package_among_known_vulnerabilities(tmp_path: Path) -> None:
+    pinned = {path.relative_to(ROOT) for path in (*PINNED, *DEVELOPMENT.parent.glob("*.txt"))}
+    for path in [*pinned, Path("requirements/release.sh")]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    for program in ("requirements/environment.sh", ".release/bin/python", ".venv/bin/uv", ".release/bin/pip-audit"):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text(f'#!/bin/sh\necho "{Path(program).name} $@" >>{tmp_path}/called\n')
+        (tmp_path / program).chmod(0o755)
+
+    subprocess.run([tmp_path / "requirements/release.sh"], check=True, capture_output=True)
+
+    called = (tmp_path / "called").read_text()
+    assert {Path(name) for name in re.findall(r"^pip-audit .*--requirement (\S+)$", called, re.MULTILINE)} == pinned
 
 
 @each_extra

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from docs.site.pictures import doctor
 from docs.site.pictures.__main__ import PICTURES
 from docs.site.pictures.drawing import Drawing, Scale
 from tests.docs.test_examples import ROOT
@@ -14,6 +15,9 @@ from tests.docs.test_examples import ROOT
 DIRECTORY = ROOT / "docs" / "pictures"
 SCREENSHOTS = ROOT / "docs" / "screenshots"
 """Of the page of leases, by `make test-pages`: what is on them are times of a real run, so they are looked at."""
+
+COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text()
+"""It shows what the command prints: a test of the command line compares them."""
 
 SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
@@ -35,6 +39,15 @@ def test_every_picture_is_on_a_page_with_a_text_for_those_who_cannot_see_it() ->
         *SCREENSHOTS.iterdir(),
     }
     assert [page.name for page, text, _ in shown if len(text) < 40] == []
+
+
+def test_the_terminal_on_the_picture_says_what_the_page_of_the_command_says() -> None:
+    (shown,) = re.findall(r"^```console\n(\$ sqs-lease doctor returns\n(?:.*\n)*?)^```$", COMMAND_LINE, re.MULTILINE)
+    # The picture leaves this part out, because versions are those of the day.
+    queue, _, end = shown.partition("This installation")
+    problems = end.rpartition("\n\n")[2]
+    drawn = "".join(line.plain for line in doctor.output())
+    assert "".join(drawn.split()) == "".join((queue + problems).split())
 
 
 def test_a_drawing_is_xml_whatever_its_texts_say() -> None:

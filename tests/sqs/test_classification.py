@@ -20,6 +20,7 @@ from sqs_lease.sqs.classification import (
     entry_verdict,
     error_from_code,
     error_from_exception,
+    error_from_foreign_answer,
     plain_code,
     redacted,
     translate_client_errors,
@@ -391,6 +392,24 @@ def test_a_text_keeps_its_sense_without_secrets() -> None:
     longest_url = f"https://sqs.us-gov-west-1.amazonaws.com/123456789012/{'q' * 75}.fifo"
     assert redacted(longest_url) == longest_url
     assert redacted(text, [""]) == redacted(text)
+
+
+STEERING = "no\r\n\x1b[2JERROR forged\u2028\u202e\x9b31m \t end"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        error_from_code(f"Strange{STEERING}", STEERING, operation="ReceiveMessage", queue=QUEUE),
+        error_from_exception(OSError(STEERING), operation="ReceiveMessage", queue=QUEUE),
+        error_from_foreign_answer(502, STEERING, operation="ReceiveMessage", queue=QUEUE),
+    ],
+    ids=["service", "client", "proxy"],
+)
+def test_what_answers_adds_no_line_and_no_control_character_to_an_error_or_a_log(error: errors.SqsError) -> None:
+    assert str(error).isprintable()
+    assert error.code.isprintable()
+    assert error.text == "no [2JERROR forged 31m end"
 
 
 @pytest.mark.parametrize("action", ["ChangeMessageVisibility", "DeleteMessage", "SendMessage"])

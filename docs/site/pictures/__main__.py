@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from docs.site.pictures import calls_per_policy, life_of_a_message, peers, takeover
+from docs.site.pictures import calls_per_policy, doctor, life_of_a_message, peers, takeover
 
 PICTURES: Final = {
     "life-of-a-message.svg": life_of_a_message.draw,
     "takeover.svg": takeover.draw,
     "calls-per-policy.svg": calls_per_policy.draw,
+    "doctor.svg": doctor.draw,
     "peers.svg": peers.draw,
 }
 

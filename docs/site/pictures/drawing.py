@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 from xml.sax.saxutils import escape
@@ -11,6 +12,9 @@ Style: TypeAlias = Literal["visible", "invisible", "good", "bad", "quiet"]
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 
+Kind: TypeAlias = Literal["", "quiet", "strong", "invisible", "good", "bad"]
+"""The look of a part of a terminal's line."""
+
 _COLOURS: Final = """
   .paper { fill: #ffffff; stroke: #d0d7de }
   text { fill: #1f2328; font: 14px system-ui, "Segoe UI", Helvetica, Arial, sans-serif }
@@ -19,6 +23,8 @@ _COLOURS: Final = """
   .on { fill: #ffffff }
   .visible { fill: #a96b05 } .invisible { fill: #2f6fbd } .good { fill: #2d8045 } .bad { fill: #c0392b }
   .quiet { fill: #6a737d }
+  .code { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }
+  .code .strong { font-weight: 600 } .code .quiet { fill: #57606a }
   line, polyline { stroke: #8c959f; stroke-width: 1 }
   line.invisible, polyline.invisible { stroke: #2f6fbd; stroke-width: 2 }
   line.good, polyline.good { stroke: #2d8045; stroke-width: 2 }
@@ -30,6 +36,8 @@ _COLOURS: Final = """
     text { fill: #e6edf3 } .small { fill: #9da7b3 } .on { fill: #ffffff }
     line.invisible, polyline.invisible { stroke: #6ea8ef }
     line.good, polyline.good { stroke: #57c077 }
+    .code .quiet { fill: #9da7b3 } .code .invisible { fill: #6ea8ef }
+    .code .good { fill: #57c077 } .code .bad { fill: #ff7b6b }
     line.bad, polyline.bad { stroke: #ff7b6b }
   }
 """
@@ -90,6 +98,11 @@ class Drawing:
         self._pieces.append(
             f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         )
+
+    def code(self, x: float, y: float, parts: Sequence[tuple[str, Kind]]) -> None:
+        """Write a line of a terminal, each part in its style; ``y`` is its base line."""
+        shown = "".join(f'<tspan class="{kind}">{escape(text)}</tspan>' for text, kind in parts)
+        self._pieces.append(f'<text class="code" xml:space="preserve" x="{x:.1f}" y="{y:.1f}">{shown}</text>')
 
     def svg(self) -> str:
         """The picture as a file."""

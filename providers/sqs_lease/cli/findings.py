@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.text import Text
 
+from sqs_lease.cli.message_text import harmless, one_line
 from sqs_lease.cli.output import Mark, marked
 
 
@@ -90,9 +91,8 @@ _MARKS: Final = {Level.FINE: Mark.GOOD, Level.NOTE: Mark.NOTE, Level.PROBLEM: Ma
 def show(examined: Iterable[SubjectReport], screen: Console) -> None:
     """Print findings for people: problems with their reason and remedy, the others in a line."""
     for about in examined:
-        screen.print(
-            Text.assemble((about.subject, "bold"), f"  {about.detail}" if about.detail else ""), soft_wrap=True
-        )
+        detail = f"  {one_line(about.detail)}" if about.detail else ""
+        screen.print(Text.assemble((one_line(about.subject), "bold"), detail), soft_wrap=True)
         for finding in about.findings:
             _print_indented(
                 finding.what, screen, before=Text.assemble("  ", marked(_MARKS[finding.level], screen), " ")
@@ -103,13 +103,16 @@ def show(examined: Iterable[SubjectReport], screen: Console) -> None:
             _print_indented(finding.change, screen)
             if finding.command:
                 # Never wrapped, so that it can be copied.
-                screen.print(Text(f"{_INDENT}$ {finding.command}", style="cyan"), soft_wrap=True)
+                screen.print(Text(f"{_INDENT}$ {harmless(finding.command)}", style="cyan"), soft_wrap=True)
         screen.print()
 
 
 def _print_indented(text: str, screen: Console, *, before: Text | None = None, style: str = "") -> None:
-    """Print a text with an indent, in as many lines as it needs, without blanks at their ends."""
-    lines = Text(text, style=style).wrap(screen, max(screen.width - len(_INDENT), 20)) if text else ()
+    """Print a text with an indent, in as many lines as it needs, without blanks at their ends.
+
+    Texts quote the service: it gets no line, and no character that a terminal obeys.
+    """
+    lines = Text(one_line(text), style=style).wrap(screen, max(screen.width - len(_INDENT), 20)) if text else ()
     for number, line in enumerate(lines):
         line.rstrip()
         margin = before if before is not None and number == 0 else Text(_INDENT)

@@ -35,6 +35,11 @@ def harmless(text: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Return text on one line, without control characters: the answer of a service or a proxy may have some."""
+    return harmless(" ".join(text.split()))
+
+
 def _attribute_bytes(attribute: Mapping[str, Any]) -> int:
     value = attribute.get("BinaryValue") or str(attribute.get("StringValue", "")).encode()
     return len(str(attribute.get("DataType", "")).encode()) + len(value)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from sqs_lease.cli.message_text import harmless
+from sqs_lease.cli.message_text import one_line
 from sqs_lease.sqs.errors import (
     ConfigurationError,
     CredentialsError,
@@ -97,19 +97,14 @@ def _printable_json(line: str) -> str:
 
 def print_error(message: str) -> None:
     """Print one line to standard error, never wrapped."""
-    line = Text.assemble(("Error: ", "bold red"), _one_line(message))
+    line = Text.assemble(("Error: ", "bold red"), one_line(message))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 
 def print_note(message: str) -> None:
     """Print a note beside a result, on one line to standard error."""
-    line = Text.assemble(("Note: ", "bold cyan"), _one_line(message))
+    line = Text.assemble(("Note: ", "bold cyan"), one_line(message))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
-
-
-def _one_line(message: str) -> str:
-    """Return text on one line, without control characters: a service's answer may have some."""
-    return harmless(" ".join(message.split()))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rich.text import Text
 from sqs_lease.cli.contract.checks import CheckResult, Outcome, Requests
 from sqs_lease.cli.contract.client import ContractTransport
 from sqs_lease.cli.contract.running import CHECKS, PREFIX, MadeQueues, check_all
-from sqs_lease.cli.message_text import harmless
+from sqs_lease.cli.message_text import harmless, one_line
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Region, aws_access
 from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, marked, print_error, print_json
 from sqs_lease.cli.permissions import VERIFY, VERIFY_ANYWHERE
@@ -115,7 +115,7 @@ def _left_before(session: Session[ContractTransport], aside: Console, cli: Seque
         what = "Left by an earlier run, unless one goes on right now. Delete:"
         print_remarks(aside, [(Mark.WARNING, what)])
         for url in left:
-            aside.print(Text(f"  $ {_deletion(url, cli)}", style="cyan"), soft_wrap=True)
+            aside.print(Text(harmless(f"  $ {_deletion(url, cli)}"), style="cyan"), soft_wrap=True)
     return left
 
 
@@ -173,8 +173,8 @@ def _show(screen: Console, found: Sequence[CheckResult], requests: Requests) -> 
 
 
 def _sentence(found: str) -> str:
-    """Return an observation on one line: a service's answer may be a page, or have control characters."""
-    line = harmless(" ".join(found.split()))
+    """Return an observation as a sentence on one line."""
+    line = one_line(found)
     return line[:1].upper() + line[1:] + ("" if line.endswith((".", "]")) else ".")
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sqs_lease.core.calls import Verdict
+from sqs_lease.core.failure_rules import printable
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -349,7 +350,9 @@ def plain_code(code: str) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text of the service without secrets, which must not be logged.
+    """Return a text of the service for logs: without secrets, on one line and without control characters.
+
+    A proxy, or an error that quotes a value, may have both.
 
     Args:
         text: The text; ``InvalidParameterValue`` quotes the value, which may be a whole receipt handle.
@@ -359,7 +362,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, "…")
-    text = _LONG_TOKEN.sub("…", text)
+    text = " ".join(printable(_LONG_TOKEN.sub("…", text)).split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
@@ -401,7 +404,7 @@ def error_from_code(
     """
     plain = plain_code(code)
     meaning = _BY_CODE.get(plain) or _meaning_of_status(status)
-    return _error(meaning, operation=operation, queue=queue, code=plain, text=redacted(text, secrets))
+    return _error(meaning, operation=operation, queue=queue, code=redacted(plain), text=redacted(text, secrets))
 
 
 def error_from_exception(

@@ -104,7 +104,8 @@ def test_no_receipt_handle_is_in_airflow_nor_readable_in_the_files(world: Leased
     assert len(handles) == 3
     (leases,), (manifest,) = tmp_path.glob("*.leases"), tmp_path.glob("*.parquet")
     table = pq.read_table(manifest)
-    everywhere = f"{world.supervisor.xcoms} {leases.read_text()} {table.to_pylist()} {table.schema.metadata}"
+    trigger = keeper_trigger(world.supervisor, [LOAD]).serialize()
+    everywhere = f"{world.supervisor.xcoms} {trigger} {leases.read_text()} {table.to_pylist()} {table.schema.metadata}"
     assert not any(handle in everywhere for handle in handles)
     assert published(world.supervisor, LEASE_KEY).keys() == {"messages", "sealed"}
 

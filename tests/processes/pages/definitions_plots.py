@@ -1,8 +1,10 @@
-"""A leased asset that fails some messages of each batch; Dagster reads annotations, so there are no postponed ones."""
+"""A leased asset with checks that fails some messages; Dagster reads annotations, so there are no postponed ones."""
 
 import dagster as dg
 
-from sqs_lease.dagster import SqsQueueResource
+from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_check, build_sqs_lease_check
+
+ORDERS_QUEUE = SqsQueueResource(queue="dagster-orders")
 
 
 @dg.asset
@@ -14,4 +16,9 @@ def orders(context: dg.AssetExecutionContext, orders_queue: SqsQueueResource) ->
                 batch.fail(message, "this message can never be processed")
 
 
-definitions = dg.Definitions(assets=[orders], resources={"orders_queue": SqsQueueResource(queue="dagster-orders")})
+CHECKS = [
+    build_sqs_lease_check(orders, max_failed=2),
+    build_sqs_backlog_check(orders, ORDERS_QUEUE, max_visible=1_000),
+]
+
+definitions = dg.Definitions(assets=[orders], asset_checks=CHECKS, resources={"orders_queue": ORDERS_QUEUE})

@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page, ViewportSize, expect
 
 from demo.airflow_api import log_in
 from demo.airflow_stack import AirflowStack, airflow_stack, migrated_postgres
 from demo.postgres import postgres_server
 from demo.processes import ROOT
 from demo.sqs_server import SqsServer
-from sqs_lease.airflow.page.site import URL_PREFIX
+from sqs_lease.airflow.page.site import NAVIGATION_VIEW, URL_PREFIX
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
@@ -89,7 +89,9 @@ def rows(frame: FrameLocator, table: str) -> dict[str, dict[str, str]]:
 
 
 def row_of(frame: FrameLocator, table: str, queue: str) -> Any:
-    return frame.locator(f"#{table} tbody tr").filter(has=frame.get_by_role("cell", name=queue, exact=True))
+    return frame.locator(f"#{table} tbody tr").filter(
+        has=frame.locator("td:first-child").get_by_text(queue, exact=True)
+    )
 
 
 class Watcher:
@@ -130,6 +132,7 @@ class Watcher:
             expect(frame.locator("#summary figure")).to_be_visible()
             self.picture(window, "page")
             self.look_in_the_dark()
+            self.look_on_a_phone()
             self.look_at_the_graph(runs["orders"])
             self.look_at_tabs(window, runs)
             self.look_with_rights()
@@ -146,9 +149,12 @@ class Watcher:
         return story
 
     @contextmanager
-    def window(self, *, dark: bool = False, url: str = "", user: str | None = None) -> Iterator[Page]:
+    def window(
+        self, *, dark: bool = False, phone: bool = False, url: str = "", user: str | None = None
+    ) -> Iterator[Page]:
         """Airflow's interface in a window of its own."""
-        context = self.browser.new_context(viewport={"width": 1500, "height": 640}, base_url=url or self.stack.url)
+        size: ViewportSize = {"width": 430, "height": 932} if phone else {"width": 1500, "height": 640}
+        context = self.browser.new_context(viewport=size, base_url=url or self.stack.url)
         context.set_default_timeout(LIMIT_MILLISECONDS)
         # What Airflow remembers of the choice that a user makes in its menu.
         context.add_init_script(f"localStorage.setItem('theme', '{'dark' if dark else 'light'}')")
@@ -192,6 +198,14 @@ class Watcher:
             expect(row_of(frame, "kept", "invoices")).to_be_visible(timeout=LIMIT_MILLISECONDS)
             self.story.dark = frame.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
             self.picture(window, "page-dark")
+
+    def look_on_a_phone(self) -> None:
+        for dark in (False, True):
+            with self.window(dark=dark, phone=True) as window:
+                window.goto(f"./plugin/{NAVIGATION_VIEW['url_route']}")
+                frame = window.frame_locator("iframe[title='SQS leases']")
+                expect(row_of(frame, "kept", "invoices")).to_be_visible(timeout=LIMIT_MILLISECONDS)
+                self.picture(window, "page-phone-dark" if dark else "page-phone")
 
     def look_at_the_graph(self, run_id: str) -> None:
         with self.window() as window:

@@ -389,6 +389,39 @@ def test_text_can_be_read_in_light_and_in_dark(browser: Browser, airflow: FakeAi
     context.close()
 
 
+@pytest.mark.parametrize("width", [360, 820, 1090, 1380])
+def test_every_value_is_in_sight_and_has_its_columns_name_on_a_phone_in_a_tab_and_on_a_desk(
+    page: Page, airflow: FakeAirflow, width: int
+) -> None:
+    airflow.add(keeper(1), lease_status=status(7, counts={"released": 2, "deleted": 4, "lost": 1}))
+    airflow.add(keeper(2, triggerer_job=None), lease_status=status(3))
+    airflow.add(keeper(3, "success"), lease_status=status(5), lease_report={"received": 5, "held": 0, "deleted": 5})
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(PAGE)
+    expect(rows(page)).to_have_count(2)
+    expect(rows(page, "ended")).to_have_count(1)
+    assert outside(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    names = page.evaluate(
+        "[...document.querySelectorAll('#kept tbody tr:first-child td')]"
+        ".map(cell => getComputedStyle(cell, '::before').content)"
+    )
+    # On a desk they are in the first line of the table.
+    expected = {"none"} if width == 1380 else {f'"{name}"' for name in page.locator("#kept th").all_inner_texts()}
+    assert set(names) == expected
+
+
+def outside(page: Page) -> list[str]:
+    """The cells that are not within the width of their table, which would have to be scrolled."""
+    found: list[str] = page.evaluate(
+        """[...document.querySelectorAll("tbody td")].filter(cell => {
+            const [its, table] = [cell, cell.closest(".scrolled")].map(each => each.getBoundingClientRect());
+            return its.left < table.left || its.right > table.right + 1;
+        }).map(cell => cell.dataset.label ?? cell.textContent)"""
+    )
+    return found
+
+
 def contrast(place: Locator) -> float:
     """The contrast of a text with what is behind it, as WCAG counts it."""
     colours: list[str] = place.evaluate(

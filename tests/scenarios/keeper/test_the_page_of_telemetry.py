@@ -18,6 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 PAGE = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
 
+UNITS = {"{message}": "messages", "{batch}": "batches", "s": "s"}
+"""Units of OpenTelemetry, in the words of the page."""
+
 PROGRAM = """
 from sqs_lease import blocking, lease
 from sqs_lease.testing import LeasedQueues, MemoryTransport
@@ -68,11 +71,11 @@ def test_the_example_sends_metrics_and_spans() -> None:
             check=True,
             timeout=600,
         )
-    names = set()
+    units: dict[str, str] = {}
     for body in received["/v1/metrics"]:
         for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            names |= {metric.name for scope in of_resource.scope_metrics for metric in scope.metrics}
-    assert names == {
+            units |= {metric.name: metric.unit for scope in of_resource.scope_metrics for metric in scope.metrics}
+    assert units.keys() == {
         "sqs_lease.held",
         "sqs_lease.batches",
         "sqs_lease.settled",
@@ -81,6 +84,8 @@ def test_the_example_sends_metrics_and_spans() -> None:
         "messaging.client.consumed.messages",
         "messaging.process.duration",
     }
+    on_page = dict(re.findall(r"^\| `([\w.]+)` \| \w+ \| (\w+) \|", PAGE, re.MULTILINE))
+    assert {name: UNITS[unit] for name, unit in units.items()} == {name: on_page[name] for name in units}
     spans = [
         span
         for body in received["/v1/traces"]

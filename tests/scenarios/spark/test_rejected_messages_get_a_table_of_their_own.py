@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +14,9 @@ import pytest
 
 from demo.sqs_server import SqsServer
 from sqs_lease.core.messages import Message
-from sqs_lease.spark import DeltaSink, IngestResult, JsonSource
+from sqs_lease.spark import DeltaSink, InferredSchema, IngestResult, JsonSource
 from tests.docs.test_examples import ROOT, blocks
+from tests.spark.inferring import infers
 from tests.spark.samples import SCHEMA, InterruptedSink, Place, good, message, rows, staged_files, stored_ids
 
 pytestmark = pytest.mark.processes
@@ -55,6 +57,20 @@ def test_what_a_sender_wrote_adds_no_line_to_a_log_or_a_reason(
     assert result.rejected["bad"] == "not in the schema: a ERROR the queue was deleted [2K"
     assert "message bad: not in the schema" in caplog.text
     assert all(text.isprintable() for text in (record.getMessage() for record in caplog.records))
+
+
+@infers
+def test_a_senders_field_that_becomes_a_column_adds_no_line_and_no_control_character_to_a_log(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqs_lease")
+    source = JsonSource(InferredSchema(tmp_path / "schema.json"), new_fields="add")
+
+    place.ingest([message("m1", '{"id": 1}')], source=source)
+    place.ingest([message("m2", json.dumps({"id": 2, "total\x9b2K\u2028ERROR\u202e": 3}))], source=source)
+
+    assert any("has new columns: total 2K ERROR" in record.getMessage() for record in caplog.records)
+    assert [text for text in (record.getMessage() for record in caplog.records) if not text.isprintable()] == []
 
 
 def test_rejects_that_were_stored_by_a_try_that_died_then_are_not_stored_twice(place: Place) -> None:

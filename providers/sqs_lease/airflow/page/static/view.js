@@ -75,7 +75,7 @@ export class BatchTable {
       head.append(cell);
     }
     this.body = table.createTBody();
-    // The table is wider than a phone: users without a mouse scroll it with the arrow keys.
+    // A long name may be wider than the page: users without a mouse scroll it with the arrow keys.
     const scrolled = made("div", { class: "scrolled", tabindex: "0", role: "region", "aria-labelledby": id });
     scrolled.append(table);
     section.append(heading, scrolled);
@@ -90,7 +90,7 @@ export class BatchTable {
       if (row === undefined) {
         row = this.body.insertRow();
         row.root = this.root;
-        for (const column of this.columns) row.append(made("td", { class: column.kind }));
+        for (const column of this.columns) row.append(made("td", { class: column.kind, "data-label": column.label }));
         this.rows.set(batch.key, row);
       }
       if (this.body.rows[number] !== row) this.body.insertBefore(row, this.body.rows[number] ?? null);

@@ -26,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
+from sqs_lease.core.failure_rules import printable
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.delta_places import create_table, existing_table, load_table, require_empty
 from sqs_lease.spark.errors import SchemaError, TableError
@@ -293,7 +294,8 @@ class OpenDelta:
                 return
             try:
                 table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
-                logger.info("table %s has new columns: %s", self.storage.uri, ", ".join(one.name for one in added))
+                names = printable(", ".join(one.name for one in added))
+                logger.info("table %s has new columns: %s", self.storage.uri, names)
             except CommitFailedError:
                 writers.pause(self._newest_commit())
             except (DeltaError, OSError) as error:
