@@ -327,7 +327,7 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
             id that is not of the work's messages, fails all of its messages.
 
     Raises:
-        TypeError: What is given is neither a message nor an id.
+        TypeError: An argument is neither a message nor an id.
     """
 
     def __init__(self, message_ids: _Named | Iterable[_Named]) -> None:
@@ -344,7 +344,7 @@ def _message_id(named: object) -> str:
     name = named.get("MessageId") if isinstance(named, Mapping) else named
     if isinstance(name, str):
         return name
-    # Not what was given: its text may have a body.
+    # The type alone: the text of a value may have a body.
     raise TypeError(f"MessageFailed takes messages or their ids, not {type(named).__name__}")
 
 
