@@ -261,6 +261,10 @@ def test_a_message_is_named_by_its_id_or_by_itself(named: Any) -> None:
     assert str(MessageFailed([named])) == "1 message failed: m0"
 
 
+def test_the_keys_of_a_mapping_by_ids_are_named() -> None:
+    assert MessageFailed({"m0": "bad", "m1": "late"}).message_ids == ("m0", "m1")
+
+
 @pytest.mark.parametrize("named", [3, [None], [{"Body": "a body"}], [["m0"]]], ids=repr)
 def test_what_is_no_message_and_no_id_is_refused_without_its_text(named: Any) -> None:
     with pytest.raises(TypeError, match="takes messages or their ids") as refusal:

@@ -302,6 +302,8 @@ def _class_name(error: object) -> str:
 _MAX_REASON: Final = 500
 
 
+_ID: Final = "MessageId"
+
 _Named: TypeAlias = str | Message | Mapping[str, Any]
 """A message's id, the message, or a mapping in the shape of the SQS API, as tasks of Airflow get it."""
 
@@ -331,8 +333,10 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
     """
 
     def __init__(self, message_ids: _Named | Iterable[_Named]) -> None:
-        one = isinstance(message_ids, str | Message | Mapping) or not isinstance(message_ids, Iterable)
-        self.message_ids = tuple(map(_message_id, [message_ids] if one else message_ids))
+        # Of a mapping by ids, the keys count.
+        is_one = isinstance(message_ids, str | Message) or (isinstance(message_ids, Mapping) and _ID in message_ids)
+        named = message_ids if isinstance(message_ids, Iterable) and not is_one else [message_ids]
+        self.message_ids = tuple(map(_message_id, named))
         count = len(self.message_ids)
         failed = "1 message failed" if count == 1 else f"{count} messages failed"
         super().__init__(f"{failed}: {', '.join(self.message_ids[:10])}")
@@ -341,7 +345,7 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
 def _message_id(named: object) -> str:
     if isinstance(named, Message):
         return named.message_id
-    name = named.get("MessageId") if isinstance(named, Mapping) else named
+    name = named.get(_ID) if isinstance(named, Mapping) else named
     if isinstance(name, str):
         return name
     # The type alone: the text of a value may have a body.
