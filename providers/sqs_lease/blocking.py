@@ -250,11 +250,13 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self._entered: object = None  # the span that is current within the block
         self._is_passed_on = False
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError(
-            f"This lease of {self._settings.queue} has received nothing yet: write `with lease(...) as batch:`, and "
-            "loop over the batch"
-        )
+    if not TYPE_CHECKING:  # type checkers refuse it by themselves
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                f"This lease of {self._settings.queue} has received nothing yet: write `with lease(...) as batch:`, "
+                "and loop over the batch"
+            )
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
