@@ -717,8 +717,8 @@ class Consumer(AbstractContextManager["Consumer"]):
         main thread, signals are handled: the first one stops, and the next one has its usual effect.
 
         Args:
-            handle: Works on a message. It is called in this thread, and in others if ``concurrency`` is above 1. It is
-                no coroutine function (use ``AsyncConsumer``) and no generator: their work would not be done.
+            handle: Works on a message. It is called in this thread, and in others if ``concurrency`` is above 1. A
+                coroutine function (for ``AsyncConsumer``) and a generator are refused: the call alone does not work.
             concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
             stop_within: How long work that has begun may go on when the consumer stops; 20 s by default. Waiting
                 messages are visible again at once; messages of unfinished work after this time.
