@@ -6,6 +6,7 @@ For asyncio programs there is :mod:`sqs_lease.asynchronous`. Their common part i
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
@@ -248,6 +249,14 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         self._open: _OpenLease | None = None
         self._entered: object = None  # the span that is current within the block
         self._is_passed_on = False
+
+    if not TYPE_CHECKING:  # type checkers refuse it by themselves
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                f"This lease of {self._settings.queue} has received nothing yet: write `with lease(...) as batch:`, "
+                "and loop over the batch"
+            )
 
     def __enter__(self) -> OwnLeasedBatch:
         if self._open is not None:
@@ -708,7 +717,8 @@ class Consumer(AbstractContextManager["Consumer"]):
         main thread, signals are handled: the first one stops, and the next one has its usual effect.
 
         Args:
-            handle: Works on a message. It is called in this thread, and in others if ``concurrency`` is above 1.
+            handle: Works on a message. It is called in this thread, and in others if ``concurrency`` is above 1. A
+                coroutine function (for ``AsyncConsumer``) and a generator are refused: the call alone does not work.
             concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
             stop_within: How long work that has begun may go on when the consumer stops; 20 s by default. Waiting
                 messages are visible again at once; messages of unfinished work after this time.
@@ -718,10 +728,12 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         Raises:
             ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             LeasesLostError: See ``on_lost``.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
+        _check_handle(handle)
         with self._running(concurrency, self._settings.options.max_messages, stop_within) as (opened, seconds):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
@@ -735,7 +747,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         continue
                     settlement: Settlement = Release()
                     try:
-                        handle(work.message)
+                        _check_done(handle(work.message))
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
@@ -777,9 +789,11 @@ class Consumer(AbstractContextManager["Consumer"]):
 
         Raises:
             ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
+        _check_handle(handle)
         blocks: dict[LeaseBlock, None] = {}  # those that are worked on
         was_answered = threading.Event()
 
@@ -796,7 +810,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         if batch and self._is_stopping:
                             batch.release(list(batch))
                         elif batch:
-                            handle(batch)
+                            _check_done(handle(batch))
                 except SqsError as error:
                     if not was_answered.is_set():
                         raise
@@ -941,6 +955,22 @@ def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _check_handle(handle: object) -> None:
+    """Refuse a function whose call does no work: its messages would be deleted all the same."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if not callable(handle) or any(is_kind(handle) for is_kind in kinds):
+        raise TypeError(
+            f"handle must be a function that works on what it gets when it is called, not {handle!r}: for a coroutine "
+            "function use AsyncConsumer; a generator does its work only in a loop"
+        )
+
+
+def _check_done(returned: object) -> None:
+    """Fail work that has not begun, such as the coroutine that a lambda returned."""
+    if inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned):
+        raise TypeError(f"handle returned its work undone, as a {type(returned).__name__}")
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread, get_ident
 from types import FrameType
@@ -69,6 +70,15 @@ def run_until(
             stopping.join(60)
 
 
+async def asynchronous(_: object) -> None:
+    pytest.fail("no loop runs it")
+
+
+def generating(_: object) -> Iterator[None]:
+    yield
+    pytest.fail("no loop runs it")
+
+
 class TestSingleMessages:
     @pytest.mark.parametrize("concurrency", [1, 8])
     def test_each_is_worked_on_once_and_deleted(self, orders: Orders, concurrency: int) -> None:
@@ -107,6 +117,25 @@ class TestSingleMessages:
             raise MessageFailed(message.message_id)
 
         run_until(orders, lambda: bool(orders.queue.dead_letters), work, on_failure=dead_letter())
+        assert orders.queue.dead_letters == ["a"]
+
+    @pytest.mark.parametrize("handle", [3, asynchronous, generating, partial(asynchronous)], ids=repr)
+    def test_a_handler_that_would_not_do_its_work_is_refused(self, orders: Orders, handle: Any) -> None:
+        orders.queue.send("a")
+        with Consumer("orders") as consumer:
+            for run in (consumer.run, consumer.run_batches):
+                with pytest.raises(TypeError, match="handle must be a function that works on what it gets"):
+                    run(handle)
+        assert orders.queue.visible == ["a"]
+
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    @pytest.mark.parametrize("work", [asynchronous, generating])
+    def test_one_whose_work_is_returned_and_not_done_is_failed(self, orders: Orders, work: Any) -> None:
+        def through(message: Message) -> object:
+            return work(message)
+
+        orders.queue.send("a")
+        run_until(orders, lambda: bool(orders.queue.dead_letters), through, on_failure=dead_letter())
         assert orders.queue.dead_letters == ["a"]
 
     def test_work_of_one_worker_is_done_in_the_callers_thread(self, orders: Orders) -> None:

@@ -86,6 +86,10 @@ class TestBeforeTheBlock:
         with pytest.raises(RuntimeError, match=r"used already: call lease\(\) for each block"), block:
             pytest.fail("the block is not entered")
 
+    def test_without_a_with_statement_it_says_that_it_needs_one(self) -> None:
+        with pytest.raises(TypeError, match=r"write `with lease\(\.\.\.\) as batch:`"):
+            list(lease("orders", wait=0))  # type: ignore[call-overload]
+
     def test_on_lost_is_checked(self) -> None:
         with pytest.raises(ValueError, match="on_lost must be 'warn' or 'raise', not 'fail'"):
             lease("orders", on_lost="fail")  # type: ignore[arg-type]

@@ -82,6 +82,14 @@ def test_dead_letters_are_counted_in_plain_english(waiting: int, says: str) -> N
     assert found(queue(RedrivePolicy=REDRIVE), replace(GOOD, dead_letters=dead))["dead_letters"].what == says
 
 
+def test_the_messages_of_a_queue_are_counted() -> None:
+    counts = {"ApproximateNumberOfMessages": 1234, "ApproximateNumberOfMessagesNotVisible": 20}
+
+    said = found(queue(RedrivePolicy=REDRIVE, **counts))["in_flight"].what
+
+    assert said == "about 1 234 messages visible; 20 in flight, room for 119 980 more"
+
+
 def test_the_sensors_of_airflow_have_a_visibility_timeout_of_their_own() -> None:
     state = queue(RedrivePolicy=REDRIVE, VisibilityTimeout=5)
 

@@ -25,6 +25,7 @@ from sqs_lease.core.failure_rules import (
     named_message_ids,
     release,
 )
+from sqs_lease.core.messages import Message, Receipt
 
 
 def settlement(rule: FailureRule, receive_count: int = 1, seed: int = 0) -> object:
@@ -248,6 +249,27 @@ def test_a_malformed_list_has_no_reasons(returned: object) -> None:
 )
 def test_an_exception_that_names_nothing_or_too_much_fails_everything(named: Any, failed: list[str]) -> None:
     assert failed_by_exception(named, IDS) == set(failed)
+
+
+MESSAGE = Message(Receipt("m0", "handle"), "a body")
+
+
+@pytest.mark.parametrize("named", ["m0", MESSAGE, {"MessageId": "m0", "Body": "a body"}], ids=["id", "Message", "dict"])
+def test_a_message_is_named_by_its_id_or_by_itself(named: Any) -> None:
+    assert MessageFailed(named).message_ids == ("m0",)
+    assert MessageFailed([named]).message_ids == ("m0",)
+    assert str(MessageFailed([named])) == "1 message failed: m0"
+
+
+def test_the_keys_of_a_mapping_by_ids_are_named() -> None:
+    assert MessageFailed({"m0": "bad", "m1": "late"}).message_ids == ("m0", "m1")
+
+
+@pytest.mark.parametrize("named", [3, [None], [{"Body": "a body"}], [["m0"]]], ids=repr)
+def test_what_is_no_message_and_no_id_is_refused_without_its_text(named: Any) -> None:
+    with pytest.raises(TypeError, match="takes messages or their ids") as refusal:
+        MessageFailed(named)
+    assert "a body" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sqs_lease.spark.session import properties
+from sqs_lease.spark.session import local_session, properties
 
 pytestmark = pytest.mark.processes
 
@@ -63,6 +64,12 @@ print(json.dumps({"found": found, "seen": sorted(seen), "java_was_seen": bool(mo
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no command lines to look at")
+@pytest.mark.parametrize("cores", [0, -1, "2"], ids=repr)
+def test_cores_are_checked_before_spark_starts(cores: Any) -> None:
+    with pytest.raises(ValueError, match="cores must be a whole number from 1 on"), local_session(cores):
+        pytest.fail("the block is not entered")
+
+
 def test_what_comes_from_the_environment_is_on_no_command_line(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

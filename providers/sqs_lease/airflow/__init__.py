@@ -47,7 +47,11 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: every Airflow command loads this package for its provider metadata.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sqs_lease.airflow.airflow_api.release import require_supported
+    try:
+        from sqs_lease.airflow.airflow_api.release import require_supported
 
-    require_supported()
-    return getattr(import_module(_MODULES[name]), name)
+        require_supported()
+        return getattr(import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        error.add_note('sqs_lease.airflow needs an extra: pip install "sqs-lease[airflow]"')
+        raise

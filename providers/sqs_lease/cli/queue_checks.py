@@ -283,7 +283,8 @@ def _retention(queue: QueueState) -> Iterator[Finding]:
 def _in_flight(queue: QueueState) -> Iterator[Finding]:
     in_flight = queue.number("ApproximateNumberOfMessagesNotVisible")
     room = max(MAX_IN_FLIGHT - in_flight, 0)
-    what = f"{_number(in_flight)} messages in flight, room for {_number(room)} more"
+    visible = queue.number("ApproximateNumberOfMessages")
+    what = f"about {_number(visible)} messages visible; {_number(in_flight)} in flight, room for {_number(room)} more"
     if in_flight < CROWDED_SHARE * MAX_IN_FLIGHT:
         yield Finding.fine("in_flight", what)
         return

