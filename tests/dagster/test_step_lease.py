@@ -5,6 +5,7 @@ tests/processes/dagster has the same on real processes.
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease import backoff, by_exception, dead_letter, expire
+from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster import (
@@ -587,6 +589,67 @@ def test_a_block_whose_messages_were_all_settled_need_not_end(
     assert result.success
     assert settled(messages) == (3, 0, 0)
     assert not any("before the end of its block" in entry.message for entry in instance.all_logs(result.run_id))
+
+
+def test_a_lease_that_a_thread_enters_after_the_step_has_ended_receives_nothing(
+    messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    has_ended, refused = threading.Event(), []
+
+    def late(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        has_ended.wait()
+        with pytest.raises(RuntimeError, match="step orders has ended") as error, queue.lease(context, wait=0):
+            pass
+        refused.append(error)
+
+    threads = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, max_messages=1, linger=0):
+            threads.append(threading.Thread(target=late, args=(context, queue)))
+        threads[0].start()
+
+    assert materialize(orders, instance=instance).success
+    has_ended.set()
+    threads[0].join()
+    assert refused
+    assert settled(messages) == (1, 2, 0)
+
+
+def test_a_lease_that_still_receives_when_the_step_ends_gives_back_what_comes(
+    messages: LeasedQueue, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended, begins = threading.Event(), threading.Event()
+    received = LeaseBlock.__enter__
+
+    def slow(block: LeaseBlock) -> OwnLeasedBatch:
+        batch = received(block)
+        begins.set()
+        has_ended.wait()
+        return batch
+
+    monkeypatch.setattr(LeaseBlock, "__enter__", slow)
+    refused = []
+
+    def late(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with pytest.raises(RuntimeError, match="step orders has ended") as error, queue.lease(context, linger=0):
+            pass
+        refused.append(error)
+
+    threads = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        threads.append(threading.Thread(target=late, args=(context, queue)))
+        threads[0].start()
+        begins.wait()
+
+    assert materialize(orders, instance=instance).success
+    has_ended.set()
+    threads[0].join()
+    assert refused
+    assert settled(messages) == (0, 3, 0)
 
 
 # An interruption

@@ -41,6 +41,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -212,7 +213,11 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
     def __enter__(self) -> LeasedBatch:
         batch = self._batch = cast(RecordingBatch, self._block.__enter__())
-        self._attempt.hold(self)
+        try:
+            self._attempt.hold(self)
+        except RuntimeError:
+            self._block.give_back()
+            raise
         received = f"Received {len(batch)} messages of {batch.queue_url}"
         report_event(self._attempt.context, received, {HELD: dg.MetadataValue.int(len(batch))})
         return batch
@@ -294,7 +299,7 @@ class Attempt:
     def of(cls, context: Context, key: str) -> Attempt:
         """Return the attempt under way at the step of this key, for one more lease, which must be entered."""
         attempt = listening(context, cls(context, key))
-        attempt.not_entered += 1
+        attempt.made()
         return attempt
 
     def __init__(self, context: Context, key: str) -> None:
@@ -307,14 +312,23 @@ class Attempt:
         self._attributes: Callable[[], QueueAttributes] | None = None
         self.not_entered = 0
         self._is_over = False
+        # Threads of the step may lease as well, and outlive it.
+        self._lock = Lock()
+
+    def made(self) -> None:
+        """Take note that a lease is made, which must be entered."""
+        with self._lock:
+            self.not_entered += 1
 
     def entered(self) -> None:
         """Take note that a lease is entered.
 
         Raises:
-            RuntimeError: :data:`MOST_OPEN` leases are open.
+            RuntimeError: :data:`MOST_OPEN` leases are open, or the step has ended.
         """
-        self.not_entered -= 1
+        with self._lock:
+            self.not_entered -= 1
+            self._refuse_if_over()
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
                 f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
@@ -330,13 +344,26 @@ class Attempt:
         return replace(routed, is_taken=is_taken)
 
     def hold(self, lease: StepLease) -> None:
-        """Settle a lease when the step has ended."""
-        self._leases.append(lease)
+        """Settle a lease when the step has ended.
+
+        Raises:
+            RuntimeError: The step has ended while a thread of it received: the lease would never be settled.
+        """
+        with self._lock:
+            self._refuse_if_over()
+            self._leases.append(lease)
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            raise RuntimeError(
+                f"step {self._key} has ended, and its leases with it: a thread that leases in a step must end before it"
+            )
 
     def worked(self, numbers: LeaseNumbers) -> None:
         """Add the numbers of a block that ended well to the materializations or outputs of the step."""
-        self._work = numbers if self._work is None else self._work + numbers
-        add_metadata(self.context, self._work.metadata())
+        with self._lock:
+            self._work = numbers if self._work is None else self._work + numbers
+            add_metadata(self.context, self._work.metadata())
 
     def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
@@ -357,7 +384,8 @@ class Attempt:
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
         # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
-        self._is_over = True
+        with self._lock:
+            self._is_over = True
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
         else:
