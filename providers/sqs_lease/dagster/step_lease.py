@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
@@ -63,7 +63,8 @@ from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, may_dead_letter, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
-from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.dagster.run_batch.folder import BatchFolderError
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
@@ -121,7 +122,10 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
     @contextmanager
     def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
         log = self._context.log
-        with joined(self._context, held) as batch:
+        beginning = nullcontext() if self._attempt is None else self._attempt.beginning
+        with joined(self._context, held, beginning) as batch:
+            if self._attempt is not None:
+                self._attempt.joined = batch
             log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
             if self._given:
                 given = ", ".join(self._given)
@@ -293,6 +297,8 @@ class Attempt:
 
     Attributes:
         not_entered: How many leases were made and not entered.
+        joined: The batch of the run, if the step works on that.
+        beginning: A lock for the beginning of a block over the batch of the run.
     """
 
     @classmethod
@@ -311,6 +317,8 @@ class Attempt:
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
         self.not_entered = 0
+        self.joined: RunBatch | None = None
+        self.beginning = Lock()
         self._is_over = False
         # Threads of the step may lease as well, and outlive it.
         self._lock = Lock()
@@ -415,7 +423,14 @@ class Attempt:
             raise first
 
     def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
-        error = step_exception(self.context) or StepFailedError(f"step {self._key} failed")
+        raised = step_exception(self.context)
+        if self.joined is not None and isinstance(raised, Exception):
+            # By it the executor knows which messages failed, also if it was raised after the block.
+            try:
+                self.joined.step_failed(raised)
+            except (OSError, BatchFolderError) as error:
+                self._problems.append(error)
+        error = raised or StepFailedError(f"step {self._key} failed")
         is_tried_again = bool(self._leases) and (
             is_retried or repetition(instance, self.context.run) is not Repetition.NO
         )
