@@ -216,6 +216,27 @@ def test_a_dead_letter_that_is_refused_when_a_batch_is_passed_on_is_told_in_the_
     assert any("sqs:SendMessage" in text for text in told)
 
 
+def test_arguments_about_the_receive_of_a_batch_that_the_router_received_are_named_in_the_log(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    leased_queues.create("orders", "a", "b", visibility_seconds=600)
+    (request,), _ = evaluated(router(tmp_path), instance, TICK)
+
+    @dg.op
+    def one(context: dg.OpExecutionContext) -> None:
+        with SqsQueueResource(queue="orders").lease(context, max_messages=1, wait=0, on_failure="expire") as batch:
+            SEEN.append([message.body for message in batch])
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def loading() -> None:
+        one()
+
+    result = loading.execute_in_process(instance=instance, tags=request.tags)
+    assert SEEN == [["a", "b"]]
+    told = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert any("max_messages, wait of this lease do not apply" in text for text in told)
+
+
 def test_a_run_that_comes_too_late_fails_and_works_on_nothing(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

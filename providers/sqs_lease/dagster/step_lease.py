@@ -78,6 +78,10 @@ MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
+_ABOUT_RECEIVE: Final = ("max_messages", "wait", "linger")
+"""Arguments of a lease that do not apply to a batch that was received before."""
+
+
 class QueueLease(AbstractContextManager[LeasedBatch]):
     """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
 
@@ -117,6 +121,10 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
             return self._joined(self._found)
         if self._attempt is None:
             return block_of(self._resource, self._options)
+        about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
+        if self._found is not None and about_receive:
+            given = ", ".join(about_receive)
+            self._context.log.info("A router received the batch of this run: %s of this lease do not apply", given)
         return StepLease(self._resource, self._options, self._attempt, self._found)
 
     @contextmanager
