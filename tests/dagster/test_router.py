@@ -11,12 +11,14 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
+from tests.dagster.backlog_sensor.origins import InProcessCodeLocationOrigin
 from tests.dagster.refusals import refuse_dead_letters
 
 WORKSPACE = "/var/lib/orders"
@@ -135,6 +137,19 @@ def test_the_run_is_asked_for_again_by_the_same_key_until_it_is_there_and_nothin
     assert other.run_key != request.run_key
 
 
+def test_after_a_reload_with_another_queue_no_run_is_asked_for_by_what_came_from_the_one_before(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    leased_queues.create("returns", "b")
+    ((request,), _) = evaluated(router(tmp_path), instance, TICK)
+    ((other,), _) = evaluated(router(tmp_path, queue="returns"), instance, TICK)
+    assert other.run_key != request.run_key
+    ((again,), _) = evaluated(router(tmp_path), instance, TICK)
+    assert again.run_key == request.run_key
+    assert queue.invisible == ["a"]
+
+
 def test_nothing_is_received_while_as_many_runs_are_under_way_as_are_allowed(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
@@ -146,6 +161,27 @@ def test_nothing_is_received_while_as_many_runs_are_under_way_as_are_allowed(
     requests, said = evaluated(made, instance, TICK)
     assert (requests, said) == ([], "1 of its runs are queued or under way")
     assert queue.visible == ["b"]
+    instance.delete_run(run.run_id)
+
+
+def test_runs_of_a_router_of_the_same_name_in_another_code_location_do_not_count(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+
+    def tick(location: str) -> list[dg.RunRequest]:
+        made = router(tmp_path / location)
+        origin = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="orders"), location_name=location)
+        with dg.SensorEvaluationContext(
+            instance.get_ref(), sensor_name=made.name, log_key=TICK, code_location_origin=origin
+        ) as context:
+            return list(made.evaluate_tick(context).run_requests or ())
+
+    (request,) = tick("staging")
+    run = instance.create_run_for_job(loading, tags=dict(request.tags), status=dg.DagsterRunStatus.STARTED)
+    queue.send("b")
+    assert tick("staging") == []
+    assert len(tick("production")) == 1
     instance.delete_run(run.run_id)
 
 
