@@ -278,12 +278,41 @@ def test_work_after_the_block_that_fails_costs_no_message(messages: LeasedQueue)
     assert settled(messages) == (3, 0, 0)
 
 
-def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception(messages: LeasedQueue) -> None:
+# With a RetryPolicy, Dagster raises a RetryRequested in place of the last attempt's exception.
+@pytest.mark.parametrize("retry_policy", [None, TWICE], ids=["no retries", "RetryPolicy"])
+@pytest.mark.parametrize(
+    ("raised", "dead_letters"),
+    [(ValueError, 3), (JobError("no executor is left"), 0), (lambda ids: MessageFailed(ids[:1]), 1)],
+    ids=["by its class", "JobError", "by name"],
+)
+def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception(
+    messages: LeasedQueue, retry_policy: dg.RetryPolicy | None, raised: Any, dead_letters: int
+) -> None:
+    rule = by_exception({ValueError: dead_letter(), Exception: dead_letter()})
+
+    @dg.asset(retry_policy=retry_policy)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0, on_failure=rule) as batch:
+            ids = [message.message_id for message in batch]
+        raise raised if isinstance(raised, Exception) else raised(ids)
+
+    assert not materialize(orders).success
+    assert len(messages.dead_letters) == dead_letters
+    # The others are done if the exception names messages, and else given back.
+    assert len(messages.visible) == (0 if dead_letters else 3)
+
+
+@pytest.mark.parametrize("is_within", [True, False], ids=["within the block", "after it"])
+def test_an_exception_for_which_a_step_asks_for_one_retry_too_many_settles_by_its_rule(
+    messages: LeasedQueue, is_within: bool
+) -> None:
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        error = dg.RetryRequested(max_retries=0)
         with queue.lease(context, wait=0, linger=0, on_failure=by_exception({ValueError: dead_letter()})):
-            pass
-        raise ValueError
+            if is_within:
+                raise error from ValueError()
+        raise error from ValueError()
 
     assert not materialize(orders).success
     assert settled(messages)[1:] == (0, 3)

@@ -96,6 +96,14 @@ def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
     return Repetition.YES if retries_left > 0 else Repetition.NO
 
 
+def exception_of_work(error: BaseException) -> BaseException:
+    """Return the exception behind a ``RetryRequested``, which failure rules are about; others as they are.
+
+    A ``RetryPolicy`` also makes a ``RetryRequested`` of the last attempt's exception.
+    """
+    return error.__cause__ if isinstance(error, dg.RetryRequested) and error.__cause__ is not None else error
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseWhileRetrying(FailureRule):
     """A failure rule that is replaced by a plain release once it is known that the work is tried again.

@@ -61,7 +61,13 @@ from sqs_lease.dagster._internals import (
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, may_dead_letter, repetition
+from sqs_lease.dagster.retries import (
+    ReleaseWhileRetrying,
+    Repetition,
+    exception_of_work,
+    may_dead_letter,
+    repetition,
+)
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
 from sqs_lease.dagster.run_batch.folder import BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
@@ -220,7 +226,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self.routed = None if left is None or left.is_taken else left
         self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
         self._batch: RecordingBatch | None = None
-        self._raised: Exception | None = None
+        self._raised: BaseException | None = None
         self._has_ended = False
 
     def __enter__(self) -> LeasedBatch:
@@ -246,7 +252,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
             return
-        self._raised = error
+        self._raised = None if error is None else exception_of_work(error)
         if error is None:
             self._attempt.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
         if batch.is_decided() and self.routed is None:
@@ -432,6 +438,8 @@ class Attempt:
 
     def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
         raised = step_exception(self.context)
+        if raised is not None:
+            raised = exception_of_work(raised)
         if self.joined is not None and isinstance(raised, Exception):
             # By it the executor knows which messages failed, also if it was raised after the block.
             try:

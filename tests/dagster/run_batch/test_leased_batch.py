@@ -105,6 +105,16 @@ def test_an_exception_is_passed_on_and_goes_on(
     assert (found.raised.message_ids, found.failed, found.is_over) == (named, {"m0": "torn"}, True)
 
 
+def test_a_retry_that_is_requested_for_an_exception_is_passed_on_as_that_exception(folder: BatchFolder) -> None:
+    def work(*_: object) -> None:
+        raise dg.RetryRequested(max_retries=0) from MessageFailed(["m0"])
+
+    execute(folder, work)
+    raised = piece(folder).raised
+    assert raised is not None
+    assert raised.message_ids == ("m0",)
+
+
 def test_a_later_try_does_not_get_what_the_earlier_one_failed_and_forgets_how_it_ended(folder: BatchFolder) -> None:
     seen: list[list[str]] = []
 

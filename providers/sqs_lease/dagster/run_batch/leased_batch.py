@@ -28,6 +28,7 @@ from typing import Final
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.retries import exception_of_work
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
@@ -263,7 +264,7 @@ def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[
             raise
         except BaseException as error:
             # Also if the step is interrupted: the run is given up then, and its messages are not deleted.
-            batch.end(RaisedException.by(error) if isinstance(error, Exception) else None)
+            batch.end(RaisedException.by(exception_of_work(error)) if isinstance(error, Exception) else None)
             raise
         else:
             batch.end(None)
