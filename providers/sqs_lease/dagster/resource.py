@@ -195,7 +195,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``BatchFolderError`` if the run's batch is no longer there, because the run came too late;
         - ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used; the text names it and says what to do;
         - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
-        - ``RuntimeError`` if the step has 100 open leases.
+        - ``RuntimeError`` if the step has 100 open leases, or has ended while a thread of it went on.
         """
         arguments = {
             "max_messages": max_messages,

@@ -234,6 +234,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         try:
             self._attempt.hold(self)
         except RuntimeError:
+            self._block.leave()
             self._block.give_back()
             raise
         received = f"Received {len(batch)} messages of {batch.queue_url}"
