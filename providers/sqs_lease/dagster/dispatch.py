@@ -297,7 +297,7 @@ class Dispatch:
             raise DispatchError(f"{self.subject('asset_selection')} an empty list")
         try:
             return tuple(sorted({dg.AssetKey.from_coercible(each).to_user_string() for each in listed}))
-        except (*refusals(), TypeError, ValueError):
+        except refusals():
             raise DispatchError(wrong) from None
 
     def _run_config(self, config: Any) -> dict[str, Any]:
@@ -462,11 +462,10 @@ class Dispatcher:
     def _check_run_config(self, job: dg.JobDefinition, resolved: dg.RunRequest) -> None:
         try:
             dg.validate_run_config(job, resolved.run_config)
-        except (*refusals(), RecursionError) as error:
+        except refusals() as error:
             # The text of the error is left out, because it quotes values.
-            is_told = isinstance(error, dg.DagsterInvalidConfigError)
-            wrong = "; ".join(wrong_config(error)) if is_told else type(error).__name__
-            said = f"the run configuration does not fit {_named(job, resolved)} ({wrong})"
+            told = wrong_config(error) if isinstance(error, dg.DagsterInvalidConfigError) else [type(error).__name__]
+            said = f"the run configuration does not fit {_named(job, resolved)} ({'; '.join(told)})"
             raise self._refusal("run_config", said) from None
 
     def _refusal(self, name: str, said: str) -> DispatchError | RunConfigError:

@@ -445,8 +445,8 @@ class Attempt:
             # By it the executor knows which messages failed, also if it was raised after the block.
             try:
                 self.joined.step_failed(raised)
-            except (OSError, BatchFolderError) as error:
-                self._problems.append(error)
+            except (OSError, BatchFolderError) as not_written:
+                self._problems.append(not_written)
         error = raised or StepFailedError(f"step {self._key} failed")
         is_tried_again = bool(self._leases) and (
             is_retried or repetition(instance, self.context.run) is not Repetition.NO
