@@ -137,6 +137,25 @@ def test_the_run_is_asked_for_again_by_the_same_key_until_it_is_there_and_nothin
     assert other.run_key != request.run_key
 
 
+def test_a_run_that_was_deleted_before_it_began_is_asked_for_again_and_one_that_was_canceled_is_not(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    made = router(tmp_path)
+    ((request,), _) = evaluated(made, instance, TICK)
+    run = instance.create_run_for_job(loading, tags=dict(request.tags), status=dg.DagsterRunStatus.NOT_STARTED)
+    assert evaluated(made, instance, TICK)[0] == []
+    instance.delete_run(run.run_id)
+    ((again,), _) = evaluated(made, instance, TICK)
+    assert again.run_key == request.run_key
+
+    canceled = instance.create_run_for_job(loading, tags=dict(again.tags), status=dg.DagsterRunStatus.CANCELED)
+    assert evaluated(made, instance, TICK)[0] == []
+    # It is visible when the batch has waited for handoff_timeout.
+    assert queue.invisible == ["a"]
+    instance.delete_run(canceled.run_id)
+
+
 def test_after_a_reload_with_another_queue_no_run_is_asked_for_by_what_came_from_the_one_before(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:

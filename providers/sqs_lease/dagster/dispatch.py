@@ -353,7 +353,7 @@ class Dispatcher:
 
         Raises:
             DispatchError: Such a run is not possible with the definitions.
-            RunConfigError: The configuration that all runs have does not fit.
+            RunConfigError: The configuration or partition that all runs have does not fit.
             ValueError: There are functions of a message, and the context has no definitions.
         """
         same = self.dispatch.destination()
@@ -394,7 +394,7 @@ class Dispatcher:
 
         Raises:
             DispatchError: Such a run is not possible with the definitions.
-            RunConfigError: The configuration that all runs have does not fit.
+            RunConfigError: The configuration or partition that all runs have does not fit.
         """
         wanted = dg.RunRequest(
             run_key=run_key,
