@@ -340,26 +340,6 @@ def test_a_value_that_fits_no_run_fails_the_evaluation_before_anything_is_receiv
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize(
-    ("target", "options", "said"),
-    [
-        (orders, {"run_tags": {"number": 1}}, "run_tags is a value of type dict"),
-        (orders, {"run_tags": {"sqs_lease/router": "another"}}, "run_tags is a tag that the router sets"),
-        (JOBS, {"job": kind, "run_tags": {"number": 1}}, "run_tags is a value of type dict"),
-        (by_day, {"partition_key": "sunday", "run_tags": lambda _: {}}, "partition_key is 'sunday'"),
-    ],
-    ids=["tags", "tags of ours", "tags beside a function", "partition beside a function"],
-)
-def test_a_value_of_all_runs_that_cannot_be_used_is_not_the_messages_fault(
-    queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path, target: Any, options: dict[str, Any], said: str
-) -> None:
-    queue.send(ORDER)
-    evaluations = Evaluations(instance, tmp_path, target, on_failure=dead_letter(), **options)
-    with pytest.raises(ValueError, match=said):
-        evaluations.tick()
-    assert (queue.visible, queue.dead_letters) == ([ORDER], [])
-
-
 def test_a_configuration_that_fits_none_of_the_jobs_is_not_the_messages_fault(
     queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
@@ -380,6 +360,26 @@ def test_functions_need_the_definitions_and_say_so(
     with pytest.raises(ValueError, match=r"build_sensor_context\(definitions=...\)"):
         evaluations.sensor.evaluate_tick(dg.build_sensor_context(instance))
     assert queue.visible == [ORDER]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (orders, {"run_tags": {"number": 1}}, "run_tags is a value of type dict"),
+        (orders, {"run_tags": {"sqs_lease/router": "another"}}, "run_tags is a tag that the router sets"),
+        (JOBS, {"job": kind, "run_tags": {"number": 1}}, "run_tags is a value of type dict"),
+        (by_day, {"partition_key": "sunday", "run_tags": lambda _: {}}, "partition_key is 'sunday'"),
+    ],
+    ids=["tags", "tags of ours", "tags beside a function", "partition beside a function"],
+)
+def test_a_value_of_all_runs_that_cannot_be_used_is_not_the_messages_fault(
+    queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path, target: Any, options: dict[str, Any], said: str
+) -> None:
+    queue.send(ORDER)
+    evaluations = Evaluations(instance, tmp_path, target, on_failure=dead_letter(), **options)
+    with pytest.raises(ValueError, match=said):
+        evaluations.tick()
+    assert (queue.visible, queue.dead_letters) == ([ORDER], [])
 
 
 @pytest.mark.parametrize("options", [{"target": JOBS}, {"target": orders, "job": kind}, {"target": plain, "job": kind}])
