@@ -39,6 +39,19 @@ def invoices() -> None:
     load()
 
 
+@dg.config_mapping(config_schema={"number": str})
+def numbered(config: Any) -> dict[str, Any]:
+    return {"load": {"config": {"table": f"orders_{int(config['number'])}"}}}
+
+
+@dg.graph
+def loads() -> None:
+    load()
+
+
+configured = loads.to_job(name="configured", config=numbered, executor_def=dg.in_process_executor)
+
+
 def asset(name: str, partitions: dg.PartitionsDefinition[str] | None = None) -> dg.AssetsDefinition:
     @dg.asset(name=name, partitions_def=partitions)
     def made(context: dg.AssetExecutionContext) -> None:

@@ -96,6 +96,18 @@ def load_first(context: dg.OpExecutionContext) -> None:
         break
 
 
+class Behind(dg.Config):
+    names: list[str] = Field(default=[], description="Bodies of messages that it names; else it raises another error.")
+
+
+@dg.op
+def fail_behind(context: dg.OpExecutionContext, config: Behind) -> None:
+    """Fails after its block."""
+    with leased(context) as batch:
+        ids = [message.message_id for message in batch if message.body in config.names]
+    raise MessageFailed(ids) if ids else ZeroDivisionError
+
+
 @dg.op
 def look_away() -> None:
     """Does not look at the messages."""
@@ -242,6 +254,15 @@ def hasty() -> dg.JobDefinition:
         load_first()
 
     return hasty
+
+
+def behind() -> dg.JobDefinition:
+    @dg.job(executor_def=executor())
+    def behind() -> None:
+        """Fails after its block."""
+        fail_behind()
+
+    return behind
 
 
 def spread() -> dg.JobDefinition:

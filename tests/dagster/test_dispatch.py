@@ -24,6 +24,7 @@ from tests.dagster.dispatch_ground import (
     by_both,
     by_customer,
     by_day,
+    configured,
     field,
     invoices,
     kind,
@@ -140,7 +141,7 @@ def test_assets_configuration_and_tags_may_depend_on_the_message(
         tmp_path,
         [plain, other],
         asset_selection=lambda message: [field(message, "asset")],
-        run_tags=lambda message: {"asset": field(message, "asset"), ROUTED_TAG: "mine"},
+        run_tags=lambda message: {"asset": field(message, "asset")},
     )
     selected = {request.tags["asset"]: request.asset_selection for request in evaluations.tick()}
     assert selected == {"plain": [dg.AssetKey("plain")], "other": [dg.AssetKey("other")]}
@@ -231,6 +232,11 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
             {"run_config": lambda _: {"ops": {"load": {"config": {"table": ["secret"]}}}}},
             r"the run configuration does not fit the sensor's target \(.*ops:load:config:table",
         ),
+        (
+            configured,
+            {"run_config": lambda _: {"number": "secret"}},
+            r"the run configuration does not fit the sensor's target \(DagsterConfigMappingFunctionError\)",
+        ),
         (orders, {"run_tags": lambda _: {"number": 1}}, "run_tags returned a value of type dict"),
         (orders, {"partition_key": lambda _: "monday"}, "partition_key returned 'monday', but .* is not partitioned"),
         (by_both, {"partition_key": lambda _: "monday"}, "cannot have a partition with this key"),
@@ -238,6 +244,25 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
         (plain, {"asset_selection": lambda _: ["other"]}, "'other', which the sensor's target does not have"),
         (plain, {"asset_selection": lambda _: "plain"}, "it must be a list of asset keys"),
         (plain, {"asset_selection": lambda _: []}, "asset_selection returned an empty list"),
+        (plain, {"asset_selection": lambda _: [None]}, "it must be a list of asset keys"),
+        (plain, {"asset_selection": lambda _: [["plain", 1]]}, "it must be a list of asset keys"),
+        (
+            orders,
+            {"run_config": lambda _: {"ops": {"a": float("nan")}}},
+            "run_config returned values that are not JSON",
+        ),
+        # What a message says in JSON as "\ud800", and no store of runs can take.
+        (by_customer, {"partition_key": lambda _: "\ud800"}, "partition_key returned text that is not Unicode"),
+        (plain, {"asset_selection": lambda _: ["\ud800"]}, "asset_selection returned text that is not Unicode"),
+        (orders, {"run_config": lambda _: {"ops": {"a": "\ud800"}}}, "run_config returned text that is not Unicode"),
+        (orders, {"run_tags": lambda _: {"a": "\ud800"}}, "run_tags returned text that is not Unicode"),
+        (JOBS, {"job": lambda _: "\ud800"}, "job returned text that is not Unicode"),
+        # What Postgres refuses when the run is made, after the evaluation.
+        (orders, {"run_tags": lambda _: {"a": "b\0"}}, "run_tags returned a tag with a NUL character"),
+        (orders, {"run_tags": lambda _: {"a": "b" * 2_001}}, "run_tags returned a tag of more than 2000 bytes"),
+        (by_customer, {"partition_key": lambda _: "b" * 2_001}, "partition_key returned .* of more than 2000 bytes"),
+        # By these a run would find another batch than its own.
+        (orders, {"run_tags": lambda _: {"sqs_lease/batch": "/etc"}}, "run_tags returned a tag that the router sets"),
     ],
     ids=lambda value: value.split()[-1] if isinstance(value, str) else "",
 )
@@ -335,6 +360,26 @@ def test_functions_need_the_definitions_and_say_so(
     with pytest.raises(ValueError, match=r"build_sensor_context\(definitions=...\)"):
         evaluations.sensor.evaluate_tick(dg.build_sensor_context(instance))
     assert queue.visible == [ORDER]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (orders, {"run_tags": {"number": 1}}, "run_tags is a value of type dict"),
+        (orders, {"run_tags": {"sqs_lease/router": "another"}}, "run_tags is a tag that the router sets"),
+        (JOBS, {"job": kind, "run_tags": {"number": 1}}, "run_tags is a value of type dict"),
+        (by_day, {"partition_key": "sunday", "run_tags": lambda _: {}}, "partition_key is 'sunday'"),
+    ],
+    ids=["tags", "tags of ours", "tags beside a function", "partition beside a function"],
+)
+def test_a_value_of_all_runs_that_cannot_be_used_is_not_the_messages_fault(
+    queue: LeasedQueue, instance: dg.DagsterInstance, tmp_path: Path, target: Any, options: dict[str, Any], said: str
+) -> None:
+    queue.send(ORDER)
+    evaluations = Evaluations(instance, tmp_path, target, on_failure=dead_letter(), **options)
+    with pytest.raises(ValueError, match=said):
+        evaluations.tick()
+    assert (queue.visible, queue.dead_letters) == ([ORDER], [])
 
 
 @pytest.mark.parametrize("options", [{"target": JOBS}, {"target": orders, "job": kind}, {"target": plain, "job": kind}])

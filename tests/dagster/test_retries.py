@@ -43,7 +43,11 @@ def repeating_what_crashed() -> Iterator[dg.DagsterInstance]:
         ({"max_retries": "0"}, False),
         ({"max_retries": "3", "retry_number": "2"}, True),
         ({"max_retries": "often"}, False),
+        ({"max_retries": " 3", "retry_number": "2"}, True),
+        ({"max_retries": "-1"}, False),
+        ({"retry_number": "a lot"}, True),
         ({"retry_on_asset_or_op_failure": "false"}, False),
+        ({"retry_on_asset_or_op_failure": "0"}, False),
     ],
     ids=str,
 )
@@ -58,6 +62,8 @@ def test_an_instance_may_repeat_only_what_crashed(repeating_what_crashed: dg.Dag
     assert repetition(repeating_what_crashed, run(), environment=NOT_PLUS) is Repetition.NO
     tagged = run(retry_on_asset_or_op_failure="true")
     assert repetition(repeating_what_crashed, tagged, environment=NOT_PLUS) is Repetition.YES
+    refused = run(retry_on_asset_or_op_failure="None")
+    assert repetition(repeating_what_crashed, refused, environment=NOT_PLUS) is Repetition.NO
 
 
 def test_nothing_is_repeated_where_run_retries_are_off(instance: dg.DagsterInstance) -> None:

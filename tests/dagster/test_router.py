@@ -12,12 +12,14 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.dagster import SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
+from tests.dagster.backlog_sensor.origins import InProcessCodeLocationOrigin
 from tests.dagster.refusals import refuse_dead_letters
 
 WORKSPACE = "/var/lib/orders"
@@ -140,6 +142,38 @@ def test_the_run_is_asked_for_again_by_the_same_key_until_it_is_there_and_nothin
     assert other.run_key != request.run_key
 
 
+def test_a_run_that_was_deleted_before_it_began_is_asked_for_again_and_one_that_was_canceled_is_not(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    made = router(tmp_path)
+    ((request,), _) = evaluated(made, instance, TICK)
+    run = instance.create_run_for_job(loading, tags=dict(request.tags), status=dg.DagsterRunStatus.NOT_STARTED)
+    assert evaluated(made, instance, TICK)[0] == []
+    instance.delete_run(run.run_id)
+    ((again,), _) = evaluated(made, instance, TICK)
+    assert again.run_key == request.run_key
+
+    canceled = instance.create_run_for_job(loading, tags=dict(again.tags), status=dg.DagsterRunStatus.CANCELED)
+    assert evaluated(made, instance, TICK)[0] == []
+    # It is visible when the batch has waited for handoff_timeout.
+    assert queue.invisible == ["a"]
+    instance.delete_run(canceled.run_id)
+
+
+def test_after_a_reload_with_another_queue_no_run_is_asked_for_by_what_came_from_the_one_before(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    leased_queues.create("returns", "b")
+    ((request,), _) = evaluated(router(tmp_path), instance, TICK)
+    ((other,), _) = evaluated(router(tmp_path, queue="returns"), instance, TICK)
+    assert other.run_key != request.run_key
+    ((again,), _) = evaluated(router(tmp_path), instance, TICK)
+    assert again.run_key == request.run_key
+    assert queue.invisible == ["a"]
+
+
 def test_nothing_is_received_while_as_many_runs_are_under_way_as_are_allowed(
     leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
@@ -151,6 +185,27 @@ def test_nothing_is_received_while_as_many_runs_are_under_way_as_are_allowed(
     requests, said = evaluated(made, instance, TICK)
     assert (requests, said) == ([], "1 of its runs are queued or under way")
     assert queue.visible == ["b"]
+    instance.delete_run(run.run_id)
+
+
+def test_runs_of_a_router_of_the_same_name_in_another_code_location_do_not_count(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+
+    def tick(location: str) -> list[dg.RunRequest]:
+        made = router(tmp_path / location)
+        origin = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="orders"), location_name=location)
+        with dg.SensorEvaluationContext(
+            instance.get_ref(), sensor_name=made.name, log_key=TICK, code_location_origin=origin
+        ) as context:
+            return list(made.evaluate_tick(context).run_requests or ())
+
+    (request,) = tick("staging")
+    run = instance.create_run_for_job(loading, tags=dict(request.tags), status=dg.DagsterRunStatus.STARTED)
+    queue.send("b")
+    assert tick("staging") == []
+    assert len(tick("production")) == 1
     instance.delete_run(run.run_id)
 
 
@@ -219,6 +274,27 @@ def test_a_dead_letter_that_is_refused_when_a_batch_is_passed_on_is_told_in_the_
         if entry.level == logging.WARNING and entry.dagster_event is None
     ]
     assert any("sqs:SendMessage" in text for text in told)
+
+
+def test_arguments_about_the_receive_of_a_batch_that_the_router_received_are_named_in_the_log(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    leased_queues.create("orders", "a", "b", visibility_seconds=600)
+    (request,), _ = evaluated(router(tmp_path), instance, TICK)
+
+    @dg.op
+    def one(context: dg.OpExecutionContext) -> None:
+        with SqsQueueResource(queue="orders").lease(context, max_messages=1, wait=0, on_failure="expire") as batch:
+            SEEN.append([message.body for message in batch])
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def loading() -> None:
+        one()
+
+    result = loading.execute_in_process(instance=instance, tags=request.tags)
+    assert SEEN == [["a", "b"]]
+    told = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert any("max_messages, wait of this lease do not apply" in text for text in told)
 
 
 def test_a_run_that_comes_too_late_fails_and_works_on_nothing(

@@ -5,6 +5,7 @@ tests/processes/dagster has the same on real processes.
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sqs_lease import backoff, by_exception, dead_letter, expire
+from sqs_lease.blocking import LeaseBlock, OwnLeasedBatch
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster import (
@@ -276,12 +278,41 @@ def test_work_after_the_block_that_fails_costs_no_message(messages: LeasedQueue)
     assert settled(messages) == (3, 0, 0)
 
 
-def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception(messages: LeasedQueue) -> None:
+# With a RetryPolicy, Dagster raises a RetryRequested in place of the last attempt's exception.
+@pytest.mark.parametrize("retry_policy", [None, TWICE], ids=["no retries", "RetryPolicy"])
+@pytest.mark.parametrize(
+    ("raised", "dead_letters"),
+    [(ValueError, 3), (JobError("no executor is left"), 0), (lambda ids: MessageFailed(ids[:1]), 1)],
+    ids=["by its class", "JobError", "by name"],
+)
+def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception(
+    messages: LeasedQueue, retry_policy: dg.RetryPolicy | None, raised: Any, dead_letters: int
+) -> None:
+    rule = by_exception({ValueError: dead_letter(), Exception: dead_letter()})
+
+    @dg.asset(retry_policy=retry_policy)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, wait=0, linger=0, on_failure=rule) as batch:
+            ids = [message.message_id for message in batch]
+        raise raised if isinstance(raised, Exception) else raised(ids)
+
+    assert not materialize(orders).success
+    assert len(messages.dead_letters) == dead_letters
+    # The others are done if the exception names messages, and else given back.
+    assert len(messages.visible) == (0 if dead_letters else 3)
+
+
+@pytest.mark.parametrize("is_within", [True, False], ids=["within the block", "after it"])
+def test_an_exception_for_which_a_step_asks_for_one_retry_too_many_settles_by_its_rule(
+    messages: LeasedQueue, is_within: bool
+) -> None:
     @dg.asset
     def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        error = dg.RetryRequested(max_retries=0)
         with queue.lease(context, wait=0, linger=0, on_failure=by_exception({ValueError: dead_letter()})):
-            pass
-        raise ValueError
+            if is_within:
+                raise error from ValueError()
+        raise error from ValueError()
 
     assert not materialize(orders).success
     assert settled(messages)[1:] == (0, 3)
@@ -587,6 +618,67 @@ def test_a_block_need_not_end_after_all_its_messages_were_settled(
     assert result.success
     assert settled(messages) == (3, 0, 0)
     assert not any("before the end of its block" in entry.message for entry in instance.all_logs(result.run_id))
+
+
+def test_a_lease_that_a_thread_enters_after_the_step_has_ended_receives_nothing(
+    messages: LeasedQueue, instance: dg.DagsterInstance
+) -> None:
+    has_ended, refused = threading.Event(), []
+
+    def late(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        has_ended.wait()
+        with pytest.raises(RuntimeError, match="step orders has ended") as error, queue.lease(context, wait=0):
+            pass
+        refused.append(error)
+
+    threads = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with queue.lease(context, max_messages=1, linger=0):
+            threads.append(threading.Thread(target=late, args=(context, queue)))
+        threads[0].start()
+
+    assert materialize(orders, instance=instance).success
+    has_ended.set()
+    threads[0].join()
+    assert refused
+    assert settled(messages) == (1, 2, 0)
+
+
+def test_a_lease_that_still_receives_when_the_step_ends_gives_back_what_comes(
+    messages: LeasedQueue, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended, begins = threading.Event(), threading.Event()
+    received = LeaseBlock.__enter__
+
+    def slow(block: LeaseBlock) -> OwnLeasedBatch:
+        batch = received(block)
+        begins.set()
+        has_ended.wait()
+        return batch
+
+    monkeypatch.setattr(LeaseBlock, "__enter__", slow)
+    refused = []
+
+    def late(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with pytest.raises(RuntimeError, match="step orders has ended") as error, queue.lease(context, linger=0):
+            pass
+        refused.append(error)
+
+    threads = []
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        threads.append(threading.Thread(target=late, args=(context, queue)))
+        threads[0].start()
+        begins.wait()
+
+    assert materialize(orders, instance=instance).success
+    has_ended.set()
+    threads[0].join()
+    assert refused
+    assert settled(messages) == (0, 3, 0)
 
 
 # An interruption

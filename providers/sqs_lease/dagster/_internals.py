@@ -388,13 +388,13 @@ def is_tick_of_the_daemon(context: dg.SensorEvaluationContext) -> bool:
     return bool(log_key and log_key[-1].isdigit())
 
 
-def location_name(context: dg.SensorEvaluationContext) -> str | None:
-    """Return the name of the code location of a sensor; None if it is evaluated by hand.
+def name_of_sensor(name: str, context: dg.SensorEvaluationContext) -> str:
+    """Return a sensor's name with that of its code location: sensors of other code locations may have the same name.
 
-    The public context knows the repository only.
+    The public context knows the repository only. It is the plain name if the sensor is evaluated by hand.
     """
     origin = context.code_location_origin
-    return None if origin is None else origin.location_name
+    return name if origin is None else f"{name}@{origin.location_name}"
 
 
 def is_asset_job(target: object) -> bool:

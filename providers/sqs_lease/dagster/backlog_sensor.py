@@ -27,7 +27,7 @@ import msgspec
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.dagster._internals import location_name, runs_planned_for
+from sqs_lease.dagster._internals import name_of_sensor, runs_planned_for
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
     PartitionKeyError,
@@ -497,7 +497,7 @@ class _BacklogSensor:
         self, context: dg.SensorEvaluationContext, made: dg.SensorDefinition, seen: _QueueReading
     ) -> dg.SensorResult:
         """Ask for runs of each job, or of the only target."""
-        tag = _tag(self.name, context)
+        tag = name_of_sensor(self.name, context)
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
         for job in self.jobs or (None,):
@@ -615,12 +615,6 @@ def _assets_behind(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> lis
         for spec in specs.values()
         if spec.automation_condition is not None and any(dep.asset_key == key for dep in spec.deps)
     ]
-
-
-def _tag(name: str, context: dg.SensorEvaluationContext) -> str:
-    """Return the tag of this sensor's runs; sensors of other code locations may have its name."""
-    location = location_name(context)
-    return name if location is None else f"{name}@{location}"
 
 
 def _asset_key(asset: dg.AssetSpec | dg.AssetKey | str | None) -> dg.AssetKey | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar
 
 import dagster as dg
 import msgspec
@@ -43,7 +43,7 @@ from sqs_lease.sqs.errors import SqsError
 if TYPE_CHECKING:
     from sqs_lease.dagster._internals import AssetJob
 
-
+_T = TypeVar("_T")
 RunConfig: TypeAlias = dg.RunConfig | Mapping[str, Any]
 Job: TypeAlias = "dg.JobDefinition | AssetJob"
 Assets: TypeAlias = (
@@ -141,6 +141,15 @@ def add_requests(added: Iterable[Mapping[str, str]]) -> list[dg.AddDynamicPartit
 
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_MESSAGES: Final = 5
+_OUR_TAGS: Final = "sqs_lease/"
+"""The beginning of the tags by which a run finds its batch."""
+
+_MOST_BYTES: Final = 2_000
+"""Most bytes of a tag, its key and value together, and of a partition key: Postgres has room for 2 704 in its indexes.
+
+Dagster would fail to make the run, after the evaluation.
+"""
+
 _ENDS: Final[Mapping[type[Settlement], str]] = {
     Release: "given back",
     DeadLetter: "dead-lettered",
@@ -156,7 +165,7 @@ class DispatchError(ValueError):
 
 
 class RunConfigError(ValueError):
-    """Error for a configuration of a sensor's runs that does not fit its target; the text says where."""
+    """Error for a configuration or partition of a sensor's runs that does not fit its target; the text says why."""
 
 
 class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -226,65 +235,78 @@ class Dispatch:
         return any(map(callable, (self.job, self.partition_key, self.asset_selection, self.run_config, self.run_tags)))
 
     def destination(self, message: Message | None = None) -> Destination:
-        """Call the functions to find the run of a message; without functions, a message is not needed.
+        """Call the functions to find the run of a message; without a message, return what is the same for all runs.
 
         Raises:
-            DispatchError: A function raised an exception, or returned something of another type.
+            DispatchError: A function raised an exception, or an answer cannot be part of a run's request.
         """
-        key = self._answer("partition_key", message)
-        if key is not None and not (isinstance(key, str) and key):
-            raise DispatchError(f"{self.subject('partition_key')} {_kind(key)}: it must be a string, a partition key")
-        assets = self._answer("asset_selection", message)
         return Destination(
-            job=self._job(self._answer("job", message)),
-            partition_key=None if key is None else str(key),
-            assets=None if assets is None else self._assets(assets),
-            run_config=self._run_config(self._answer("run_config", message)),
-            run_tags=self._run_tags(self._answer("run_tags", message)),
+            job=self._answer("job", message, self._job),
+            partition_key=self._answer("partition_key", message, self._partition_key),
+            assets=self._answer("asset_selection", message, self._assets),
+            run_config=self._answer("run_config", message, self._run_config) or {},
+            run_tags=self._answer("run_tags", message, self._run_tags) or {},
         )
 
     def subject(self, name: str) -> str:
         """Return the beginning of a sentence about an argument's value, such as ``job returned``."""
         return f"{name} returned" if callable(getattr(self, name)) else f"{name} is"
 
-    def _answer(self, name: str, message: Message | None) -> Any:
+    def _answer(self, name: str, message: Message | None, read: Callable[[Any], _T]) -> _T | None:
         value = getattr(self, name)
-        if not callable(value) or message is None:
-            return value
-        try:
-            return value(message)
-        except (Exception, SystemExit) as error:
-            # The text of the error is left out, because it may quote the message.
-            raise DispatchError(f"{name} raised {type(error).__name__} at {_place(error)}") from error
-
-    def _job(self, job: Any) -> str | None:
-        if job is None and self.job is None:
+        is_function = callable(value)
+        if value is None or (is_function and message is None):
             return None
+        try:
+            answer = value(message) if is_function else value
+            # A message has to name a job if it may; all else it may leave out.
+            read_answer = None if answer is None and name != "job" else read(answer)
+            # The same encoding as in the file of the run.
+            msgspec.json.encode(read_answer)
+        except DispatchError:
+            raise
+        except UnicodeEncodeError:
+            raise DispatchError(f"{self.subject(name)} text that is not Unicode: a lone surrogate") from None
+        except (Exception, SystemExit) as error:
+            # Also while the answer is read: it may be a generator. The text is left out, because it may quote the
+            # message.
+            raise DispatchError(f"{name} raised {type(error).__name__} at {_place(error)}") from error
+        return read_answer
+
+    def _job(self, job: Any) -> str:
         name = job.name if is_job(job) else job
         if not isinstance(name, str):
             raise DispatchError(f"{self.subject('job')} {_kind(job)}: it must be a job or a job's name")
         return name
 
-    def _assets(self, assets: Any) -> tuple[str, ...]:
-        try:
-            if isinstance(assets, str | dg.AssetKey):
-                raise TypeError  # noqa: TRY301 - handled like any other type
-            keys = {dg.AssetKey.from_coercible(each).to_user_string() for each in assets}
-        except (dg.DagsterError, TypeError, ValueError):
+    def _partition_key(self, key: Any) -> str:
+        if not (isinstance(key, str) and key):
+            raise DispatchError(f"{self.subject('partition_key')} {_kind(key)}: it must be a string, a partition key")
+        if _size(key) > _MOST_BYTES:
             raise DispatchError(
-                f"{self.subject('asset_selection')} {_kind(assets)}: it must be a list of asset keys"
-            ) from None
-        if not keys:
+                f"{self.subject('partition_key')} {_shown(key)}, a key of more than {_MOST_BYTES} bytes"
+            )
+        return str(key)
+
+    def _assets(self, assets: Any) -> tuple[str, ...]:
+        wrong = f"{self.subject('asset_selection')} {_kind(assets)}: it must be a list of asset keys"
+        if isinstance(assets, str | dg.AssetKey) or not isinstance(assets, Iterable):
+            raise DispatchError(wrong)
+        listed = list(assets)
+        if not listed:
             raise DispatchError(f"{self.subject('asset_selection')} an empty list")
-        return tuple(sorted(keys))
+        try:
+            return tuple(sorted({dg.AssetKey.from_coercible(each).to_user_string() for each in listed}))
+        except refusals():
+            raise DispatchError(wrong) from None
 
     def _run_config(self, config: Any) -> dict[str, Any]:
         if isinstance(config, dg.RunConfig):
             config = dg.RunRequest(run_config=config).run_config
-        if config is not None and not isinstance(config, Mapping):
+        if not isinstance(config, Mapping):
             raise DispatchError(f"{self.subject('run_config')} {_kind(config)}: it must be a mapping or a RunConfig")
         try:
-            plain: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
+            plain: dict[str, Any] = json.loads(json.dumps(dict(config), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise DispatchError(
                 f"{self.subject('run_config')} values that are not JSON ({type(error).__name__})"
@@ -292,10 +314,18 @@ class Dispatch:
         return plain
 
     def _run_tags(self, tags: Any) -> dict[str, str]:
-        if tags is None:
-            return {}
         if not isinstance(tags, Mapping) or not all(isinstance(each, str) for pair in tags.items() for each in pair):
             raise DispatchError(f"{self.subject('run_tags')} {_kind(tags)}: it must be a dict of str to str")
+        for key, value in tags.items():
+            wrong = ""
+            if key.startswith(_OUR_TAGS):
+                wrong = f"that the router sets: {_shown(key)}"
+            elif "\0" in key or "\0" in value:
+                wrong = "with a NUL character"
+            elif _size(key) + _size(value) > _MOST_BYTES:
+                wrong = f"of more than {_MOST_BYTES} bytes: {_shown(key)}"
+            if wrong:
+                raise DispatchError(f"{self.subject('run_tags')} a tag {wrong}")
         return dict(tags)
 
 
@@ -323,13 +353,14 @@ class Dispatcher:
 
         Raises:
             DispatchError: Such a run is not possible with the definitions.
-            RunConfigError: The configuration that all runs have does not fit.
+            RunConfigError: The configuration or partition that all runs have does not fit.
             ValueError: There are functions of a message, and the context has no definitions.
         """
+        same = self.dispatch.destination()
         if self.dispatch.is_by_message:
             self._definitions()
         elif self.dispatch.run_config is not None or self.dispatch.partition_key is not None:
-            self.run_request(self.dispatch.destination())
+            self.run_request(same)
 
     def ask(self, messages: Sequence[Message]) -> list[Destination | DispatchFailure]:
         """Return the run of each message, or why it cannot go to a run."""
@@ -363,7 +394,7 @@ class Dispatcher:
 
         Raises:
             DispatchError: Such a run is not possible with the definitions.
-            RunConfigError: The configuration that all runs have does not fit.
+            RunConfigError: The configuration or partition that all runs have does not fit.
         """
         wanted = dg.RunRequest(
             run_key=run_key,
@@ -417,7 +448,7 @@ class Dispatcher:
             return dynamic_keys(self._definitions(), job, key)
         except PartitionKeyError as error:
             said = f"{self.dispatch.subject('partition_key')} {_shown(key)}"
-            raise DispatchError(f"{said}, but {_named(job, wanted)} {error}") from None
+            raise self._refusal("partition_key", f"{said}, but {_named(job, wanted)} {error}") from None
 
     def _with_partition(self, wanted: dg.RunRequest, added: Mapping[str, str]) -> dg.RunRequest:
         requests = [dg.AddDynamicPartitionsRequest(name, [key]) for name, key in added.items()]
@@ -425,17 +456,21 @@ class Dispatcher:
             return with_partition(self.sensor, self.context, wanted, requests)
         except refusals() as error:
             said = f"{self.dispatch.subject('partition_key')} {_shown(wanted.partition_key or '')}"
-            raise DispatchError(f"{said}, which is not a partition of the target ({type(error).__name__})") from None
+            said += f", which is not a partition of the target ({type(error).__name__})"
+            raise self._refusal("partition_key", said) from None
 
     def _check_run_config(self, job: dg.JobDefinition, resolved: dg.RunRequest) -> None:
         try:
             dg.validate_run_config(job, resolved.run_config)
-        except dg.DagsterInvalidConfigError as error:
+        except refusals() as error:
             # The text of the error is left out, because it quotes values.
-            wrong = "; ".join(wrong_config(error))
-            said = f"the run configuration does not fit {_named(job, resolved)} ({wrong})"
-            # A fixed configuration is not the message's fault.
-            raise (DispatchError if callable(self.dispatch.run_config) else RunConfigError)(said) from None
+            told = wrong_config(error) if isinstance(error, dg.DagsterInvalidConfigError) else [type(error).__name__]
+            said = f"the run configuration does not fit {_named(job, resolved)} ({'; '.join(told)})"
+            raise self._refusal("run_config", said) from None
+
+    def _refusal(self, name: str, said: str) -> DispatchError | RunConfigError:
+        """Return the error for an impossible run: the message is at fault only if its function gave the answer."""
+        return (DispatchError if callable(getattr(self.dispatch, name)) else RunConfigError)(said)
 
     def _definitions(self) -> dg.RepositoryDefinition:
         definitions: dg.RepositoryDefinition | None = self.context.repository_def
@@ -488,6 +523,11 @@ def _named(job: dg.JobDefinition, request: dg.RunRequest) -> str:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def _size(text: str) -> int:
+    """Return the number of bytes in UTF-8; a lone surrogate counts as well."""
+    return len(text.encode(errors="surrogatepass"))
 
 
 def _kind(value: object) -> str:

@@ -145,8 +145,8 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         were given. The rest of this text is about runs without such a batch.
 
         The block receives. If a router started the run
-        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up the router's messages for
-        the run instead, and a later attempt takes up the messages that the one before it left. A thread of this process
+        (:func:`build_sqs_router <sqs_lease.dagster.router.build_sqs_router>`), it takes up all of the router's messages
+        for the run instead, and a later attempt takes up those that the one before it left. A thread of this process
         extends the leases. **They end with the step**: when it has succeeded, and its IO managers have stored its
         values, the messages are deleted. If it fails they are given back; with ``MessageFailed`` only those that it
         names. While Dagster tries again (``RetryPolicy``, ``RetryRequested``, run retries), and if that is not known,
@@ -195,7 +195,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``BatchFolderError`` if the run's batch is no longer there, because the run came too late;
         - ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used; the text names it and says what to do;
         - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
-        - ``RuntimeError`` if the step has 100 open leases.
+        - ``RuntimeError`` if the step has 100 open leases, or has ended while a thread of it went on.
         """
         arguments = {
             "max_messages": max_messages,

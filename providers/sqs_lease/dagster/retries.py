@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -46,6 +47,9 @@ MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_NUMBER_TAG: Final = "dagster/retry_number"
 RETRY_ON_STEP_FAILURE_TAG: Final = "dagster/retry_on_asset_or_op_failure"
 
+_FALSE: Final = frozenset({"false", "none", "0", ""})
+"""Values of a tag that Dagster takes for no."""
+
 DAGSTER_PLUS_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
 """The environment variable that Dagster+ sets in all processes of a deployment."""
 
@@ -64,7 +68,8 @@ def repetition(
     instance: dg.DagsterInstance, run: dg.DagsterRun, *, environment: Mapping[str, str] = os.environ
 ) -> Repetition:
     """Forecast whether Dagster repeats a run after a step of it has failed for good."""
-    if run.tags.get(RETRY_ON_STEP_FAILURE_TAG, "").lower() == "false":
+    on_step_failure = run.tags.get(RETRY_ON_STEP_FAILURE_TAG)
+    if on_step_failure is not None and on_step_failure.lower() in _FALSE:
         return Repetition.NO
     most = run.tags.get(MAX_RETRIES_TAG)
     if DAGSTER_PLUS_VARIABLE in environment:
@@ -75,16 +80,28 @@ def repetition(
         # A message that is given back can still be dead-lettered later.
         logger.exception("It is not known whether run %s is repeated: on_failure is not applied", run.run_id)
         return Repetition.UNKNOWN
-    if not settings.enabled or not (settings.on_step_failure or RETRY_ON_STEP_FAILURE_TAG in run.tags):
+    if not settings.enabled or not (settings.on_step_failure or on_step_failure is not None):
         return Repetition.NO
     return _repetition(run, str(settings.max_retries) if most is None else most)
 
 
 def _repetition(run: dg.DagsterRun, most: str) -> Repetition:
     """Whether a run may be repeated once more. Dagster does not repeat runs with a tag that is not a number."""
-    number = run.tags.get(RETRY_NUMBER_TAG, "0")
-    is_left = most.isdecimal() and (not number.isdecimal() or int(number) < int(most))
-    return Repetition.YES if is_left else Repetition.NO
+    try:
+        retries_left = int(most)
+    except ValueError:
+        return Repetition.NO
+    with suppress(ValueError):
+        retries_left -= int(run.tags.get(RETRY_NUMBER_TAG, "0"))
+    return Repetition.YES if retries_left > 0 else Repetition.NO
+
+
+def exception_of_work(error: BaseException) -> BaseException:
+    """Return the exception behind a ``RetryRequested``, which failure rules are about; others as they are.
+
+    A ``RetryPolicy`` also makes a ``RetryRequested`` of the last attempt's exception.
+    """
+    return error.__cause__ if isinstance(error, dg.RetryRequested) and error.__cause__ is not None else error
 
 
 @dataclass(frozen=True, slots=True)

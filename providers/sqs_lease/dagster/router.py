@@ -49,7 +49,7 @@ from sqs_lease.core.group_order import hold_back
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.specs import OnFailure
-from sqs_lease.dagster._internals import is_tick_of_the_daemon, preview
+from sqs_lease.dagster._internals import is_tick_of_the_daemon, name_of_sensor, preview
 from sqs_lease.dagster.dispatch import (
     MOST_RUNS_AT_ONCE,
     AssetKeys,
@@ -78,6 +78,7 @@ from sqs_lease.dagster.run_batch.batch_of_run import (
     ROUTED_QUEUE_TAG,
     ROUTED_TAG,
     is_over,
+    is_same_queue,
     read_written,
     write_leases,
 )
@@ -108,7 +109,7 @@ TICK_SECONDS: Final = 50.0
 """How long an evaluation may take: if the daemon gave it up, its messages would not get a run."""
 
 ROUTER_TAG: Final = "sqs_lease/router"
-"""The tag of a router's runs: the router's name."""
+"""The tag of a router's runs: the name of the router and of its code location."""
 
 _BATCH_ID: Final = re.compile("[0-9a-f]{32}")
 _UNFINISHED: Final = (
@@ -266,8 +267,8 @@ class _Router:
             return self._tried_out(queue)
         dispatcher = Dispatcher(made, self.dispatch, context)
         dispatcher.check()
-        waiting = self._waiting(context.instance, dispatcher)
-        under_way = self._count_under_way(context.instance)
+        waiting = self._waiting(dispatcher, queue.queue)
+        under_way = self._count_under_way(context)
         if waiting or under_way >= self.max_batches:
             reason = f"{under_way} of its runs are queued or under way"
             return self._asking_for(_Received(waiting), dispatcher, queue.queue, reason)
@@ -280,11 +281,12 @@ class _Router:
         return self._asking_for(received, dispatcher, queue.queue, f"No message came from {queue.queue}")
 
     def _asking_for(self, received: _Received, dispatcher: Dispatcher, queue: str, reason: str) -> dg.SensorResult:
+        name = name_of_sensor(self.name, dispatcher.context)
         asked: list[dg.RunRequest] = []
         partitions: list[Mapping[str, str]] = []
         # Dagster launches one after the other, each in about 3 s. The next evaluation finds the others.
         for request in received.requests[:MOST_RUNS_AT_ONCE]:
-            tags = {ROUTED_TAG: str(request.folder), ROUTED_QUEUE_TAG: queue, ROUTER_TAG: self.name}
+            tags = {ROUTED_TAG: str(request.folder), ROUTED_QUEUE_TAG: queue, ROUTER_TAG: name}
             run, added = dispatcher.run_request(request.destination, run_key=request.folder.path.name, tags=tags)
             asked.append(run)
             partitions.append(added)
@@ -318,12 +320,12 @@ class _Router:
 
     # Batches of earlier evaluations
 
-    def _count_under_way(self, instance: dg.DagsterInstance) -> int:
-        filters = dg.RunsFilter(tags={ROUTER_TAG: self.name}, statuses=list(_UNFINISHED))
-        return len(instance.get_run_records(filters, limit=self.max_batches))
+    def _count_under_way(self, context: dg.SensorEvaluationContext) -> int:
+        filters = dg.RunsFilter(tags={ROUTER_TAG: name_of_sensor(self.name, context)}, statuses=list(_UNFINISHED))
+        return len(context.instance.get_run_records(filters, limit=self.max_batches))
 
-    def _waiting(self, instance: dg.DagsterInstance, dispatcher: Dispatcher) -> list[_Request]:
-        """Return the batches that were written and have no run yet; remove old ones."""
+    def _waiting(self, dispatcher: Dispatcher, queue: str) -> list[_Request]:
+        """Return the batches of the queue that were written and have no run yet; remove old ones."""
         waiting: list[_Request] = []
         for path in listed(Path(self.uri)):
             if not _BATCH_ID.fullmatch(path.name):
@@ -335,8 +337,11 @@ class _Router:
                 if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
                     folder.remove()
                 continue
-            if dispatcher.why_not(destination) or _has_run(instance, folder):
+            if dispatcher.why_not(destination) or _has_run(dispatcher.context.instance, folder):
                 # If such a run is no longer possible, the messages come back by themselves.
+                continue
+            if not is_same_queue(queue, folder.manifest().queue_url):
+                # The router had another queue before, where the run would not look for them.
                 continue
             waiting.append(_Request(folder, destination))
         return waiting

@@ -39,8 +39,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -60,9 +61,16 @@ from sqs_lease.dagster._internals import (
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.retries import ReleaseWhileRetrying, Repetition, may_dead_letter, repetition
+from sqs_lease.dagster.retries import (
+    ReleaseWhileRetrying,
+    Repetition,
+    exception_of_work,
+    may_dead_letter,
+    repetition,
+)
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
-from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.dagster.run_batch.folder import BatchFolderError
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
@@ -74,6 +82,10 @@ logger = logging.getLogger(__name__)
 
 MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
+
+
+_ABOUT_RECEIVE: Final = ("max_messages", "wait", "linger")
+"""Arguments of a lease that do not apply to a batch that was received before."""
 
 
 class QueueLease(AbstractContextManager[LeasedBatch]):
@@ -115,12 +127,19 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
             return self._joined(self._found)
         if self._attempt is None:
             return block_of(self._resource, self._options)
+        about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
+        if self._found is not None and about_receive:
+            given = ", ".join(about_receive)
+            self._context.log.info("A router received the batch of this run: %s of this lease do not apply", given)
         return StepLease(self._resource, self._options, self._attempt, self._found)
 
     @contextmanager
     def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
         log = self._context.log
-        with joined(self._context, held) as batch:
+        beginning = nullcontext() if self._attempt is None else self._attempt.beginning
+        with joined(self._context, held, beginning) as batch:
+            if self._attempt is not None:
+                self._attempt.joined = batch
             log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
             if self._given:
                 given = ", ".join(self._given)
@@ -207,12 +226,17 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         self.routed = None if left is None or left.is_taken else left
         self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
         self._batch: RecordingBatch | None = None
-        self._raised: Exception | None = None
+        self._raised: BaseException | None = None
         self._has_ended = False
 
     def __enter__(self) -> LeasedBatch:
         batch = self._batch = cast(RecordingBatch, self._block.__enter__())
-        self._attempt.hold(self)
+        try:
+            self._attempt.hold(self)
+        except RuntimeError:
+            self._block.leave()
+            self._block.give_back()
+            raise
         received = f"Received {len(batch)} messages of {batch.queue_url}"
         report_event(self._attempt.context, received, {HELD: dg.MetadataValue.int(len(batch))})
         return batch
@@ -229,7 +253,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if error is not None and not isinstance(error, Exception):
             self.settle(error, is_tried_again=False)
             return
-        self._raised = error
+        self._raised = None if error is None else exception_of_work(error)
         if error is None:
             self._attempt.worked(LeaseNumbers.of_work(batch, batch.count_failed()))
         if batch.is_decided() and self.routed is None:
@@ -288,13 +312,15 @@ class Attempt:
 
     Attributes:
         not_entered: How many leases were made and not entered.
+        joined: The batch of the run, if the step works on that.
+        beginning: A lock for the beginning of a block over the batch of the run.
     """
 
     @classmethod
     def of(cls, context: Context, key: str) -> Attempt:
         """Return the attempt under way at the step of this key, for one more lease, which must be entered."""
         attempt = listening(context, cls(context, key))
-        attempt.not_entered += 1
+        attempt.made()
         return attempt
 
     def __init__(self, context: Context, key: str) -> None:
@@ -306,15 +332,26 @@ class Attempt:
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
         self.not_entered = 0
+        self.joined: RunBatch | None = None
+        self.beginning = Lock()
         self._is_over = False
+        # Threads of the step may lease as well, and outlive it.
+        self._lock = Lock()
+
+    def made(self) -> None:
+        """Take note that a lease is made, which must be entered."""
+        with self._lock:
+            self.not_entered += 1
 
     def entered(self) -> None:
         """Take note that a lease is entered.
 
         Raises:
-            RuntimeError: :data:`MOST_OPEN` leases are open.
+            RuntimeError: :data:`MOST_OPEN` leases are open, or the step has ended.
         """
-        self.not_entered -= 1
+        with self._lock:
+            self.not_entered -= 1
+            self._refuse_if_over()
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
                 f"step {self._key} holds the messages of {MOST_OPEN} leases, which end with the step: call "
@@ -330,13 +367,26 @@ class Attempt:
         return replace(routed, is_taken=is_taken)
 
     def hold(self, lease: StepLease) -> None:
-        """Settle a lease when the step has ended."""
-        self._leases.append(lease)
+        """Settle a lease when the step has ended.
+
+        Raises:
+            RuntimeError: The step has ended while a thread of it received: the lease would never be settled.
+        """
+        with self._lock:
+            self._refuse_if_over()
+            self._leases.append(lease)
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            raise RuntimeError(
+                f"step {self._key} has ended, and its leases with it: a thread that leases in a step must end before it"
+            )
 
     def worked(self, numbers: LeaseNumbers) -> None:
         """Add the numbers of a block that ended well to the materializations or outputs of the step."""
-        self._work = numbers if self._work is None else self._work + numbers
-        add_metadata(self.context, self._work.metadata())
+        with self._lock:
+            self._work = numbers if self._work is None else self._work + numbers
+            add_metadata(self.context, self._work.metadata())
 
     def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
@@ -357,7 +407,8 @@ class Attempt:
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
         # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
-        self._is_over = True
+        with self._lock:
+            self._is_over = True
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
         else:
@@ -387,7 +438,16 @@ class Attempt:
             raise first
 
     def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
-        error = step_exception(self.context) or StepFailedError(f"step {self._key} failed")
+        raised = step_exception(self.context)
+        if raised is not None:
+            raised = exception_of_work(raised)
+        if self.joined is not None and isinstance(raised, Exception):
+            # By it the executor knows which messages failed, also if it was raised after the block.
+            try:
+                self.joined.step_failed(raised)
+            except (OSError, BatchFolderError) as not_written:
+                self._problems.append(not_written)
+        error = raised or StepFailedError(f"step {self._key} failed")
         is_tried_again = bool(self._leases) and (
             is_retried or repetition(instance, self.context.run) is not Repetition.NO
         )

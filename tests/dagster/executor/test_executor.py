@@ -134,6 +134,17 @@ def test_the_rule_may_be_a_name_and_spares_messages_where_a_spark_job_failed(
     assert len(queue.visible) + len(queue.dead_letters) == 1
 
 
+@pytest.mark.parametrize(
+    ("names", "dead_letters"), [(["bad"], ["bad"]), ([], ["a", "bad"])], ids=["by name", "by its exception"]
+)
+def test_a_step_that_fails_after_its_block_fails_messages_as_within_it(
+    runs: Runs, queue: LeasedQueue, names: list[str], dead_letters: list[str]
+) -> None:
+    queue.send("a", "bad")
+    assert not runs.execute(executor_jobs.behind, {"fail_behind": {"names": names}}).success
+    assert (queue.visible, queue.dead_letters) == ([], dead_letters)
+
+
 def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a", "bad")
     result = runs.execute(executor_jobs.orders, {"check": {"names": ["bad"]}})

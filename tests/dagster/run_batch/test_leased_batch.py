@@ -4,6 +4,7 @@ from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Event, Thread
 
 import dagster as dg
 import pytest
@@ -104,6 +105,16 @@ def test_an_exception_is_passed_on_and_goes_on(
     assert (found.raised.message_ids, found.failed, found.is_over) == (named, {"m0": "torn"}, True)
 
 
+def test_a_retry_that_is_requested_for_an_exception_is_passed_on_as_that_exception(folder: BatchFolder) -> None:
+    def work(*_: object) -> None:
+        raise dg.RetryRequested(max_retries=0) from MessageFailed(["m0"])
+
+    execute(folder, work)
+    raised = piece(folder).raised
+    assert raised is not None
+    assert raised.message_ids == ("m0",)
+
+
 def test_a_later_try_does_not_get_what_the_earlier_one_failed_and_forgets_how_it_ended(folder: BatchFolder) -> None:
     seen: list[list[str]] = []
 
@@ -197,6 +208,49 @@ def test_a_block_within_a_block_is_refused_and_what_the_first_one_failed_stays(f
 
     assert job_of(step).execute_in_process(tags={BATCH_TAG: str(folder)}).success
     assert piece(folder).failed == {"m0": "it is bad", "m1": "so is this"}
+
+
+def test_of_two_blocks_that_begin_at_once_in_threads_one_is_refused(
+    folder: BatchFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_read, read = Barrier(2), BatchFolder.read
+    refused: list[BatchFolderError] = []
+
+    def slow(self: BatchFolder, name: str) -> PieceOfWork | None:
+        found = read(self, name)
+        if found is None:
+            # Two threads that get here at once would both begin.
+            with suppress(BrokenBarrierError):
+                both_read.wait(0.5)
+        return found
+
+    monkeypatch.setattr(BatchFolder, "read", slow)
+
+    @dg.op
+    def load(context: dg.OpExecutionContext) -> None:
+        are_over = Event()
+
+        def work() -> None:
+            try:
+                with QUEUE.lease(context):
+                    are_over.wait()
+            except BatchFolderError as error:
+                refused.append(error)
+                are_over.set()
+
+        threads = [Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        are_over.set()
+
+    @dg.job
+    def loading() -> None:
+        load()
+
+    assert loading.execute_in_process(tags={BATCH_TAG: str(folder)}, raise_on_error=False).success
+    assert len(refused) == 1
 
 
 def test_a_block_after_one_that_raised_does_what_was_left(folder: BatchFolder) -> None:

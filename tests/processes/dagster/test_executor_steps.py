@@ -86,6 +86,15 @@ def test_messages_of_a_step_that_was_killed_come_back(runs: Runs, queue: LeasedQ
     assert (queue.visible, queue.deleted) == (["a", "b"], 0)
 
 
+@pytest.mark.parametrize(("names", "dead_letters"), [(["bad"], ["bad"]), ([], ["a", "bad"])], ids=["by name", "all"])
+def test_a_step_that_fails_after_its_block_says_so_before_the_run_worker_settles(
+    runs: Runs, queue: LeasedQueue, names: list[str], dead_letters: list[str]
+) -> None:
+    queue.send("a", "bad")
+    assert not runs.execute(executor_jobs.behind, {"fail_behind": {"names": names}}).success
+    assert (queue.visible, queue.dead_letters) == ([], dead_letters)
+
+
 def test_where_dagster_itself_fails_the_steps_are_ended_before_their_messages_are_given_back(
     runs: Runs, queue: LeasedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

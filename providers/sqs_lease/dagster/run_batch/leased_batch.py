@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -28,6 +28,7 @@ from typing import Final
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.retries import exception_of_work
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
@@ -193,6 +194,15 @@ class RunBatch(LeasedBatch):
             self._work = replace(self._work, is_over=True, raised=raised or self._work.raised)
             self._report()
 
+    def step_failed(self, error: Exception) -> None:
+        """Write down the exception of the step, which is that of its last block as well; an earlier one stays.
+
+        Raises:
+            OSError: It cannot be written down.
+        """
+        if self._work.raised is None:
+            self.end(RaisedException.by(error))
+
     def drop(self) -> None:
         """Stop writing reports: the block's generator was given up, and a later attempt may have begun."""
         with self._lock:
@@ -218,7 +228,7 @@ class RunBatch(LeasedBatch):
 
 
 @contextmanager
-def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
+def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[object]) -> Iterator[RunBatch]:
     """Work on the messages of the run, in one of its steps.
 
     The step's settlements are written down at once, and the exception that ends the block when it ends; with
@@ -230,6 +240,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
     Args:
         context: The context of the op or asset.
         held: The batch.
+        beginning: A lock that only one block of the step has while it begins.
 
     Yields:
         The batch, empty if no message came, or if an earlier block of this attempt was done with it.
@@ -239,12 +250,13 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
         OSError: The step's report cannot be written.
     """
     folder = held.folder
-    work, is_rest = _begun(context, folder)
-    with _ended_with(held.run_worker):
+    with beginning:
+        work, is_rest = _begun(context, folder)
         # Messages that failed, in any step and any attempt, are no longer worked on.
         failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
+    with _ended_with(held.run_worker):
         try:
             yield batch
         except GeneratorExit:
@@ -252,7 +264,7 @@ def joined(context: Context, held: HeldBatch) -> Iterator[RunBatch]:
             raise
         except BaseException as error:
             # Also if the step is interrupted: the run is given up then, and its messages are not deleted.
-            batch.end(RaisedException.by(error) if isinstance(error, Exception) else None)
+            batch.end(RaisedException.by(exception_of_work(error)) if isinstance(error, Exception) else None)
             raise
         else:
             batch.end(None)
