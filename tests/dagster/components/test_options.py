@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import dagster as dg
@@ -14,8 +15,10 @@ from sqs_lease.dagster import (
     SqsFunctionComponent,
     SqsIngestionComponent,
     SqsQueueComponent,
+    build_sqs_backlog_sensor,
 )
-from sqs_lease.dagster.components.options import LeaseOptions
+from sqs_lease.dagster.components.options import BacklogSensorOptions, LeaseOptions, QueueOptions
+from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS
 
 YAML = """
@@ -119,3 +122,18 @@ def test_the_defaults_in_yaml_are_those_in_python() -> None:
         DEFAULT_WAIT_SECONDS,
         DEFAULT_LINGER_SECONDS,
     )
+
+
+def test_yaml_has_the_settings_of_the_resource_with_the_same_defaults() -> None:
+    of_python = {name: field.default for name, field in SqsQueueResource.model_fields.items() if name != "queue"}
+    of_yaml = {name: field.default for name, field in QueueOptions.model_fields.items()}
+    assert {name: default for name, default in of_yaml.items() if name not in ("name", "component")} == of_python
+
+
+def test_yaml_has_the_rules_of_the_backlog_sensor_with_the_same_defaults() -> None:
+    in_yaml = BacklogSensorOptions().arguments()
+    rules = {name: each.default for name, each in signature(build_sqs_backlog_sensor).parameters.items()}
+    # A component names its assets; functions of the backlog need Python.
+    elsewhere = {"name", "queue", "target", "messages_per_run", "run_tags"}
+    only_python = {"queue_asset", "partition_key", "run_config", "description", "tags"}
+    assert in_yaml == {name: default for name, default in rules.items() if name not in elsewhere | only_python}

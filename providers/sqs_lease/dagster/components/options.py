@@ -88,6 +88,7 @@ class QueueOptions(dg.Model, dg.Resolvable):
     endpoint_url: str | None = Field(default=None, description="The URL of SQS, for a custom endpoint.")
     profile_name: str | None = Field(default=None, description="A profile of the AWS configuration files.")
     role_arn: str | None = Field(default=None, description="A role to assume.")
+    role_session_name: str = Field(default="sqs-lease", description="The name of the role's sessions in CloudTrail.")
     use_ssl: bool = Field(default=True, description="Whether to use TLS if endpoint_url has no scheme.")
     verify: bool | None = Field(default=None, description="Whether TLS certificates are verified, as by default.")
 
@@ -192,6 +193,9 @@ class BacklogSensorOptions(dg.Model, dg.Resolvable):
         default=None, description="The time after which fewer messages start a run; never by default."
     )
     max_concurrent_runs: int = Field(default=1, description="Most runs at once.")
+    pause_after_failure_seconds: float = Field(
+        default=30, description="The pause after a first failed run, which doubles up to 15 minutes; 0 for no pause."
+    )
     minimum_interval_seconds: int = Field(default=30, description="Least time between two looks at the queue.")
     running: bool = Field(default=False, description="Whether the sensor runs without being switched on.")
 
@@ -201,12 +205,13 @@ class BacklogSensorOptions(dg.Model, dg.Resolvable):
             "min_messages": self.min_messages,
             "max_wait": self.max_wait_seconds,
             "max_concurrent_runs": self.max_concurrent_runs,
+            "pause_after_failure": self.pause_after_failure_seconds,
             "minimum_interval_seconds": self.minimum_interval_seconds,
             "default_status": dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED,
         }
 
     _is_some = field_validator("min_messages", "max_concurrent_runs", "minimum_interval_seconds")(_at_least(1))
-    _is_no_past = field_validator("max_wait_seconds")(_at_least(0))
+    _is_no_past = field_validator("max_wait_seconds", "pause_after_failure_seconds")(_at_least(0))
 
 
 class BacklogCheckOptions(dg.Model, dg.Resolvable):
