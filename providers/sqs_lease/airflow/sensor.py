@@ -44,7 +44,7 @@ from sqs_lease.airflow.dag_file import (
     refuse_stock_options,
     warn_author,
 )
-from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched, plain_values
 from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator, handoff_seconds
@@ -235,9 +235,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             warn_author(f"{self.task_id!r}: {risk}", ShortVisibilityWarning)
         self.payload = payload
         self.message_filtering = message_filtering
-        # A list: sets cannot be serialised with the DAG.
-        values = message_filtering_match_values
-        self.message_filtering_match_values = list(values) if isinstance(values, set | frozenset) else values
+        with named(repr(self.task_id)):
+            self.message_filtering_match_values = plain_values(message_filtering_match_values)
         self.message_filtering_config = message_filtering_config
         if unmatched is not None and message_filtering is None:
             raise ValueError(
