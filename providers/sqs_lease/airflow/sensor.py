@@ -158,7 +158,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
         botocore_config: Arguments of ``botocore.config.Config``; None takes the connection's.
         kwargs: As for every sensor: ``timeout`` (how long to wait for a first message; Airflow's
-            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes.
+            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes, except that
+            ``do_xcom_push`` and ``multiple_outputs`` change nothing: the messages are always one return value.
 
     Raises:
         ValueError: A value is out of range, ``queue_url`` is not a queue name, URL or ARN, or the sensor is mapped.
@@ -213,6 +214,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        # Its return value is the messages. default_args for the other tasks of a DAG must not take it from the work.
+        self.do_xcom_push, self.multiple_outputs = True, False
         refuse_mapping(self)
         self.queue_url = queue_url
         self.aws_conn_id = aws_conn_id
