@@ -106,7 +106,7 @@ OF_THE_SENSOR = [
     mistakes(
         "message_filtering_match_values", "must hold JSON values", [b"a"], [object()], message_filtering="literal"
     ),
-    mistakes("message_filtering_match_values", "must be strings", [5], ["a", None], [["a"]], message_filtering="literal"),
+    mistakes("message_filtering_match_values", "must be strings", [5], ["a", None], message_filtering="literal"),
     mistakes("message_filtering_match_values", "give the values to match", [], set(), message_filtering="literal"),
     mistakes(
         "message_filtering_match_values",
