@@ -207,10 +207,16 @@ def test_a_batch_is_settled_by_what_its_task_returns(running: Running) -> None:
 def test_a_sensor_that_times_out_fails_without_being_tried_again(running: Running) -> None:
     assert running.ended("no_messages_fail") == "failed"
     states = running.task_states("no_messages_fail")
-    assert states["orders", -1] == ("failed", 1)
+    state, tries = states["orders", -1]
+    assert state == "failed"
     assert states["orders_keeper", -1][0] == "upstream_failed"
-    log = running.stack.api.log("no_messages_fail", running.runs["no_messages_fail"], "orders")
-    assert "task 'orders' of DAG 'no_messages_fail': no message of no_messages_fail came in time" in log
+    # On a busy machine a try may fail for other reasons, and is followed by another one: the triggerer gets no
+    # connection in time, or the scheduler hears of the end of the deferring process after it queued the task again.
+    assert tries <= leases.NO_MESSAGES_RETRIES, "it had tries left"
+    timed_out = "task 'orders' of DAG 'no_messages_fail': no message of no_messages_fail came in time"
+    run_id = running.runs["no_messages_fail"]
+    logs = [running.stack.api.log("no_messages_fail", run_id, "orders", number) for number in range(1, tries + 1)]
+    assert [timed_out in log for log in logs] == [False] * (tries - 1) + [True]
 
 
 def test_a_sensor_that_may_be_skipped_skips_the_work_when_it_times_out(running: Running) -> None:
