@@ -211,8 +211,8 @@ def sqs_lease(
     is work of both: the outer messages are deleted when it is done too, and all of them fail when one of its
     tasks does. If the messages of two leases have nothing to do with one another, write the leases side by side.
 
-    ``default_args`` of the DAG, of the task group or of the lease may have arguments of its two tasks, as for every task:
-    ``queue_url``, ``on_failure``, ``handoff_timeout`` and so on.
+    As for every task, arguments that are not given come from ``default_args`` of the DAG, of the task group or of the
+    lease: ``queue_url``, ``on_failure``, ``handoff_timeout`` and so on.
 
     Args:
         name: The task id of the sensor, within the current task group.

@@ -428,15 +428,16 @@ async def each_later(messages: Any) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("mapped", [False, True], ids=["whole batch", "mapped"])
 @pytest.mark.parametrize("function", [each, each_later, partial(each)], ids=["generator", "async generator", "partial"])
 def test_work_that_airflow_would_not_run_is_an_error(dag: DAG, function: Any, mapped: bool) -> None:
-    with (
-        pytest.raises(ValueError, match="function of work task 'work' .* would be deleted without any work"),
-        sqs_lease("orders", queue_url=QUEUE) as orders,
-    ):
-        if mapped:
-            work: Any = PythonOperator.partial(task_id="work", python_callable=function, do_xcom_push=False)
-            work.expand(op_args=orders.map(lambda message: [message]))
-        else:
-            PythonOperator(task_id="work", python_callable=function, do_xcom_push=False, op_args=[orders])
+    def define() -> None:
+        with sqs_lease("orders", queue_url=QUEUE) as orders:
+            if mapped:
+                work: Any = PythonOperator.partial(task_id="work", python_callable=function, do_xcom_push=False)
+                work.expand(op_args=orders.map(lambda message: [message]))
+            else:
+                PythonOperator(task_id="work", python_callable=function, do_xcom_push=False, op_args=[orders])
+
+    with pytest.raises(ValueError, match=r"function of work task 'work' .* would be deleted without any work"):
+        define()
 
 
 def test_a_generator_runs_where_airflow_stores_its_values(dag: DAG) -> None:

@@ -135,9 +135,10 @@ def test_a_task_process_says_whether_its_end_was_reported() -> None:
 
 def test_the_open_dag_is_known() -> None:
     assert requests.default_args_of_open_dag() == {}
+    of_group: Any = {"retries": 3}
     with DAG("shop", schedule=None, default_args={"owner": "sales"}):
         assert requests.default_args_of_open_dag() == {"owner": "sales"}
-        with TaskGroup("eu", default_args={"retries": 3}):
+        with TaskGroup("eu", default_args=of_group):
             assert requests.default_args_of_open_dag() == {"owner": "sales", "retries": 3}
 
 
