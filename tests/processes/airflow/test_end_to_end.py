@@ -210,13 +210,11 @@ def test_a_sensor_that_times_out_fails_without_being_tried_again(running: Runnin
     state, tries = states["orders", -1]
     assert state == "failed"
     assert states["orders_keeper", -1][0] == "upstream_failed"
-    # On a busy machine a try may fail for other reasons, and is followed by another one: the triggerer gets no
-    # connection in time, or the scheduler hears of the end of the deferring process after it queued the task again.
-    assert tries <= leases.NO_MESSAGES_RETRIES, "it had tries left"
-    timed_out = "task 'orders' of DAG 'no_messages_fail': no message of no_messages_fail came in time"
-    run_id = running.runs["no_messages_fail"]
-    logs = [running.stack.api.log("no_messages_fail", run_id, "orders", number) for number in range(1, tries + 1)]
-    assert [timed_out in log for log in logs] == [False] * (tries - 1) + [True]
+    # On a busy machine Airflow may begin the task again by itself, also without a record of the try before: a scheduler
+    # that is late resets tasks, and may hear of the end of the deferring process after it queued the task again.
+    assert tries <= leases.NO_MESSAGES_RETRIES, "the time-out ended it, not the number of tries"
+    log = running.stack.api.log("no_messages_fail", running.runs["no_messages_fail"], "orders", tries)
+    assert "task 'orders' of DAG 'no_messages_fail': no message of no_messages_fail came in time" in log
 
 
 def test_a_sensor_that_may_be_skipped_skips_the_work_when_it_times_out(running: Running) -> None:
