@@ -21,7 +21,7 @@ from sqs_lease.airflow.airflow_api.polling import FailureSignals
 from sqs_lease.airflow.failures import FAILURE_KEY, SKIP_KEY, FailureReport
 from sqs_lease.airflow.plugin import SqsLeasePlugin
 from sqs_lease.airflow.provider_info import get_provider_info
-from sqs_lease.core.failure_rules import MessageFailed
+from sqs_lease.core.failure_rules import MessageFailed, failed_by_exception
 
 DEADLINE_SECONDS = 60.0
 
@@ -249,6 +249,23 @@ def test_a_report_comes_back_as_it_was_and_never_has_the_exceptions_text(error: 
     assert FailureReport.decode(made.encode()) == made
     assert "x" not in made.errors
     assert (made.message_ids is None) == (not isinstance(error, MessageFailed))
+
+
+@pytest.mark.parametrize("unknown", [None, 5, {"MessageId": "m1"}, ["m1"]], ids=repr)
+def test_an_id_that_is_not_a_string_fails_all_messages_so_that_no_failed_one_is_deleted(
+    comms: WorkerComms, dag: DAG, unknown: Any
+) -> None:
+    class Failed(MessageFailed):
+        """An exception of the author's own, with ids that the package has not checked."""
+
+        def __init__(self) -> None:
+            super().__init__(["m0"])
+            self.message_ids = ("m0", unknown)
+
+    tell(failed(dag, "load"), Failed())
+    report = FailureReport.decode(comms.sent[0].value)
+    assert report is not None
+    assert failed_by_exception(report.message_ids, ["m0", "m1"]) == {"m0", "m1"}
 
 
 def test_a_group_of_message_failed_reports_the_messages_of_all() -> None:

@@ -56,6 +56,17 @@ def test_the_sensor_defers_with_plain_values(dag: DAG, supervisor: ScriptedComms
     assert 30 < options.expires_at - SystemClock().wall() <= 60, "the first look is part of the wait"
 
 
+def test_the_messages_are_the_return_value_whatever_the_default_args_of_other_tasks_are(
+    empty_queue: LeasedQueue,
+) -> None:
+    of_all: Any = {"do_xcom_push": False, "multiple_outputs": True}
+    with DAG("shop", schedule=None, default_args=of_all) as dag, sqs_lease("orders", queue_url="orders") as orders:
+        check.expand(message=orders)
+    sensor = sensor_of(dag)
+    # Airflow reads these two when the task has ended.
+    assert (sensor.do_xcom_push, sensor.multiple_outputs) == (True, False)
+
+
 def test_airflow_ends_the_wait_itself_only_after_the_trigger_should_have(dag: DAG, supervisor: ScriptedComms) -> None:
     deferred = execute(sensor_of(dag), TaskInstance())
     assert deferred.timeout is not None

@@ -54,7 +54,10 @@ The messages of a keeper that waits for another run's keeper, perhaps for hours,
 
 _TASK_ID: Final = re.compile(r"[\w.-]+", re.ASCII)
 
-_OF_LEASE: Final = ("on_failure", "on_lost", "ordered", "handoff_timeout", "event", "keeper_arguments")
+_OF_OPERATORS: Final = ("on_failure", "on_lost", "ordered", "handoff_timeout")
+"""Arguments of a lease that are arguments of its two operators, too, so that they may stand in ``default_args``."""
+
+_OF_LEASE: Final = (*_OF_OPERATORS, "event", "keeper_arguments")
 
 _Arguments = ParamSpec("_Arguments")
 _Lease = TypeVar("_Lease")
@@ -145,7 +148,10 @@ class ReceiveArguments(TaskArguments, total=False):
 
 
 def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments, _Lease]:
-    """Refuse positional arguments other than the lease's name; Python would not say what to write instead."""
+    """Refuse positional arguments other than the lease's name; Python would not say what to write instead.
+
+    Arguments that are not given come from ``default_args``, as those of operators do.
+    """
 
     @wraps(lease)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Lease:
@@ -156,6 +162,10 @@ def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments,
             )
         if not args and "name" not in kwargs:
             raise TypeError("sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', ...)")
+        defaults = {**default_args_of_open_dag(), **cast("Mapping[str, Any]", kwargs.get("default_args") or {})}
+        for argument in _OF_OPERATORS:
+            if argument in defaults:
+                kwargs.setdefault(argument, defaults[argument])
         return lease(*args, **kwargs)
 
     return call
@@ -200,6 +210,9 @@ def sqs_lease(
     back no messages. The same is true of the two tasks of a lease inside the body. The work of such an inner lease
     is work of both: the outer messages are deleted when it is done too, and all of them fail when one of its
     tasks does. If the messages of two leases have nothing to do with one another, write the leases side by side.
+
+    As for every task, arguments that are not given come from ``default_args`` of the DAG, of the task group or of the
+    lease: ``queue_url``, ``on_failure``, ``handoff_timeout`` and so on.
 
     Args:
         name: The task id of the sensor, within the current task group.

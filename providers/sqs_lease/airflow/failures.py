@@ -49,7 +49,8 @@ class FailureReport:
 
     Attributes:
         errors: The qualified names of the exception's class and those it derives from; empty without one.
-        message_ids: The messages that ``MessageFailed`` named, alone or in groups; None for other exceptions.
+        message_ids: The messages that ``MessageFailed`` named, alone or in groups; empty if it failed all of them, None
+            for other exceptions.
     """
 
     errors: tuple[str, ...] = ()
@@ -73,12 +74,14 @@ class FailureReport:
         if not isinstance(plain, Mapping):
             return None
         errors, ids = _texts(plain.get("errors")), plain.get("message_ids")
-        return None if errors is None else cls(errors, _texts(ids))
+        # An id that is not a string names a message that cannot be told apart: then all have failed, not the others.
+        return None if errors is None else cls(errors, None if ids is None else _texts(ids) or ())
 
 
 def _texts(value: object) -> tuple[str, ...] | None:
-    texts = [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else None
-    return None if texts is None else tuple(texts)
+    """Return a list of strings as a tuple; None for anything else."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return tuple(value) if is_list else None  # type: ignore[arg-type]
 
 
 @hookimpl

@@ -110,9 +110,9 @@ class MessageFilter:
             expression: ``message_filtering_config``.
 
         Raises:
-            ValueError: The kind does not exist, an option is missing or is not for this kind, the expression is not
-                JSONPath, or the function cannot be used.
-            TypeError: The match values are not a collection of JSON values.
+            ValueError: The kind does not exist, an option is missing or is not for this kind, there are no match values
+                in their list, the expression is not JSONPath, or the function cannot be used.
+            TypeError: The match values are not a collection of JSON values, or for ``literal`` of strings.
         """
         if kind is None:
             options = {"message_filtering_match_values": match_values, "message_filtering_config": expression}
@@ -132,7 +132,7 @@ class MessageFilter:
             raise ValueError(f"message_filtering={kind!r} needs {_CONFIGS[kind]} as message_filtering_config")
         if kind == CALLABLE and match_values is not None:
             raise ValueError("message_filtering='callable' takes no message_filtering_match_values")
-        made = cls(kind, _encoded_values(match_values), expression)
+        made = cls(kind, _encoded_values(kind, match_values), expression)
         if kind == CALLABLE and not is_final(expression):
             raise ValueError(
                 f"message_filtering_config, {expression!r}, is a template: the path of a function must stand in the "
@@ -297,16 +297,36 @@ class _FilterProcess:
         return "message_filtering ended the process that it ran in"
 
 
-def _encoded_values(match_values: Iterable[Any] | None) -> str | None:
+def plain_values(match_values: Iterable[Any] | None) -> list[Any] | None:
+    """Return match values as a list, so that they can be serialised and read more than once; None for None.
+
+    Raises:
+        TypeError: They are not a collection.
+    """
     if match_values is None:
         return None
     if isinstance(match_values, str | bytes | Mapping) or not isinstance(match_values, Iterable):
         raise TypeError(f"message_filtering_match_values must be a list or a set of values, not {match_values!r}")
-    values = list(match_values)
+    return list(match_values)
+
+
+def _encoded_values(kind: str, match_values: Iterable[Any] | None) -> str | None:
+    if (values := plain_values(match_values)) is None:
+        return None
+    if not values:
+        raise ValueError(
+            "message_filtering_match_values is empty, so that messages would never match: give the values to match"
+        )
     try:
-        return json.dumps(values)
+        encoded = json.dumps(values)
     except (TypeError, ValueError) as error:
         raise TypeError(f"message_filtering_match_values must hold JSON values: {error}") from error
+    if kind == LITERAL and not all(isinstance(value, str) for value in values):
+        raise TypeError(
+            "message_filtering_match_values of message_filtering='literal' must be strings, because a body is one, not "
+            f"{next(value for value in values if not isinstance(value, str))!r}"
+        )
+    return encoded
 
 
 def _is_of_dag_file(function: Any) -> bool:

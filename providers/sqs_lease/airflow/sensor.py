@@ -44,7 +44,7 @@ from sqs_lease.airflow.dag_file import (
     refuse_stock_options,
     warn_author,
 )
-from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched
+from sqs_lease.airflow.filters import MessageFilter, UnmatchedRule, check_unmatched, encode_unmatched, plain_values
 from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, PayloadError
 from sqs_lease.airflow.links import SqsQueueLink
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator, handoff_seconds
@@ -158,7 +158,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         verify: Whether, or by which certificates, TLS is verified; None takes the connection's (templated).
         botocore_config: Arguments of ``botocore.config.Config``; None takes the connection's.
         kwargs: As for every sensor: ``timeout`` (how long to wait for a first message; Airflow's
-            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes.
+            ``[sensors] default_timeout`` of 7 days by default), ``soft_fail``, and what every task takes, except that
+            ``do_xcom_push`` and ``multiple_outputs`` change nothing: the messages are always one return value.
 
     Raises:
         ValueError: A value is out of range, ``queue_url`` is not a queue name, URL or ARN, or the sensor is mapped.
@@ -213,6 +214,8 @@ class SqsLeaseSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        # Its return value is the messages. default_args for the other tasks of a DAG must not take it from the work.
+        self.do_xcom_push, self.multiple_outputs = True, False
         refuse_mapping(self)
         self.queue_url = queue_url
         self.aws_conn_id = aws_conn_id
@@ -235,9 +238,8 @@ class SqsLeaseSensor(BaseSensorOperator):
             warn_author(f"{self.task_id!r}: {risk}", ShortVisibilityWarning)
         self.payload = payload
         self.message_filtering = message_filtering
-        # A list: sets cannot be serialised with the DAG.
-        values = message_filtering_match_values
-        self.message_filtering_match_values = list(values) if isinstance(values, set | frozenset) else values
+        with named(repr(self.task_id)):
+            self.message_filtering_match_values = plain_values(message_filtering_match_values)
         self.message_filtering_config = message_filtering_config
         if unmatched is not None and message_filtering is None:
             raise ValueError(

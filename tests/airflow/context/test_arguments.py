@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.providers.amazon.aws.sensors.base_aws import AwsBaseSensor
-from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, BaseSensorOperator, task
+from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, BaseSensorOperator, TaskGroup, task
 
 from sqs_lease.airflow import SqsLeaseSensor, SqsLeaseTrigger, sqs_lease
 from sqs_lease.airflow.context import ReceiveArguments, TaskArguments
 from sqs_lease.airflow.operators import KEEPER_PRIORITY
+from sqs_lease.core.failure_rules import dead_letter, expire
+from sqs_lease.core.specs import encode_failure_rule
 
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 
@@ -75,6 +77,29 @@ def test_without_any_the_keeper_keeps_its_own_defaults(dag: DAG) -> None:
         load(orders)
     assert dag.task_dict["orders_keeper"].priority_weight == KEEPER_PRIORITY
     assert dag.task_dict["orders"].priority_weight == 1
+
+
+def test_arguments_of_a_lease_come_from_default_args_as_those_of_operators_do() -> None:
+    of_dag: Any = {"on_failure": dead_letter(), "on_lost": "raise", "ordered": False, "handoff_timeout": 900}
+    of_group: Any = {"handoff_timeout": 600}
+    of_lease: Any = {"on_failure": expire()}
+    with DAG("shop", schedule=None, default_args=of_dag) as dag:
+        with sqs_lease("orders", queue_url=QUEUE) as orders:
+            load(orders)
+        with (
+            TaskGroup("eu", default_args=of_group),
+            sqs_lease("orders", queue_url=QUEUE, ordered=True, on_lost="warn", default_args=of_lease) as orders,
+        ):
+            load(orders)
+    assert settings_of(dag, "orders") == (encode_failure_rule(dead_letter()), "raise", False, 900.0, 900.0)
+    assert settings_of(dag, "eu.orders") == (encode_failure_rule(expire()), "warn", True, 600.0, 600.0)
+
+
+def settings_of(dag: DAG, task_id: str) -> Any:
+    sensor: Any = dag.task_dict[task_id]
+    keeper: Any = dag.task_dict[f"{task_id}_keeper"]
+    handoffs = sensor.handoff_timeout_seconds, keeper.handoff_timeout_seconds
+    return keeper.on_failure, keeper.on_lost, keeper.ordered, *handoffs
 
 
 def test_they_concern_both_tasks_of_a_run_that_messages_start_too() -> None:

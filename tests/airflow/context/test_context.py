@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, XComArg, setup, task, task_group, teardown
 from airflow.sdk import dag as define_dag
 from airflow.sdk.definitions.callback import AsyncCallback
@@ -413,6 +414,36 @@ def test_a_task_named_like_an_instance_of_a_mapped_one_is_an_error(dag: DAG) -> 
 
     with pytest.raises(ValueError, match="'check_1' is named like an instance of the mapped task 'check'"):
         define()
+
+
+def each(messages: Any) -> Iterator[Any]:
+    yield from messages
+
+
+async def each_later(messages: Any) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["whole batch", "mapped"])
+@pytest.mark.parametrize("function", [each, each_later, partial(each)], ids=["generator", "async generator", "partial"])
+def test_work_that_airflow_would_not_run_is_an_error(dag: DAG, function: Any, mapped: bool) -> None:
+    def define() -> None:
+        with sqs_lease("orders", queue_url=QUEUE) as orders:
+            if mapped:
+                work: Any = PythonOperator.partial(task_id="work", python_callable=function, do_xcom_push=False)
+                work.expand(op_args=orders.map(lambda message: [message]))
+            else:
+                PythonOperator(task_id="work", python_callable=function, do_xcom_push=False, op_args=[orders])
+
+    with pytest.raises(ValueError, match=r"function of work task 'work' .* would be deleted without any work"):
+        define()
+
+
+def test_a_generator_runs_where_airflow_stores_its_values(dag: DAG) -> None:
+    with sqs_lease("orders", queue_url=QUEUE) as orders:
+        PythonOperator(task_id="work", python_callable=each, op_args=[orders])
+    assert {"orders", "work", "orders_keeper"} == set(dag.task_dict)
 
 
 @pytest.mark.parametrize("names", [("check_1", "orders_keeper"), ("orders", "check_1")])

@@ -65,6 +65,25 @@ class Pager(BaseNotifier):
         CALLS.append({"text": self.text})
 
 
+class SilentPager(BaseNotifier):
+    """A notifier for Airflow's other callbacks only: the triggerer could not call it."""
+
+    def notify(self, context: Any) -> None:
+        CALLS.append({})
+
+
+class BlockingPager(BaseNotifier):
+    def async_notify(self, context: Any) -> None:  # type: ignore[override]
+        CALLS.append({})
+
+
+class ClosedPager(Pager):
+    """A notifier that cannot be given a context."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+
 async def lose(world: LeasedMessages) -> None:
     """Let another consumer get all of the messages after their leases lapsed."""
     await asyncio.sleep(31)
@@ -198,6 +217,25 @@ def test_a_notifier_is_a_callback(world: LeasedMessages) -> None:
 
     world.run(scenario)
     assert CALLS == [{"text": "3 leases lapsed"}]
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (AsyncCallback(SilentPager), "write async def async_notify"),
+        (AsyncCallback(BlockingPager), "write async def async_notify"),
+        (AsyncCallback(ClosedPager, {"text": "lost"}), "unexpected keyword argument 'context'"),
+        (AsyncCallback(Pager), "missing a required argument: 'text'"),
+        (AsyncCallback(note, {"too": "me"}), "missing a required argument: 'to'"),
+        (AsyncCallback(fail, {"to": "me"}), "unexpected keyword argument 'to'"),
+    ],
+)
+def test_a_callback_that_could_not_be_called_is_refused_before_a_lease_is_lost(
+    callback: AsyncCallback, remedy: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match="the callback of on_lost") as refused:
+        encode_on_lost(callback)
+    assert remedy in str(refused.value)
 
 
 def test_a_lease_that_nears_its_end_is_told_before_it_ends(world: LeasedMessages) -> None:

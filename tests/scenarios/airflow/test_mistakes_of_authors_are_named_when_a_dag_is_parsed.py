@@ -106,6 +106,15 @@ OF_THE_SENSOR = [
     mistakes(
         "message_filtering_match_values", "must hold JSON values", [b"a"], [object()], message_filtering="literal"
     ),
+    mistakes("message_filtering_match_values", "must be strings", [5], ["a", None], message_filtering="literal"),
+    mistakes("message_filtering_match_values", "give the values to match", [], set(), message_filtering="literal"),
+    mistakes(
+        "message_filtering_match_values",
+        "give the values to match",
+        [],
+        message_filtering="attribute",
+        message_filtering_config="kind",
+    ),
     mistakes("message_filtering_match_values", "message_filtering must be one of", ["a"]),
     mistakes("message_filtering_config", "message_filtering must be one of", "kind"),
     mistakes(

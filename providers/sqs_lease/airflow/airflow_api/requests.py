@@ -28,8 +28,9 @@ wrong:
                                         DAG files
     airflow.sdk.listener                a worker ends a keeper where         the triggerer ends it, so such listeners
                                         listeners hear of its success        do not hear of it
-    DagContext                          names options of ``SqsSensor`` in    the error says that queue_url is missing
-                                        a DAG's ``default_args``
+    DagContext, TaskGroupContext        arguments of ``sqs_lease()``, and    those of the keeper must be given to
+                                        options of ``SqsSensor``, in the     ``sqs_lease()`` itself; the error says that
+                                        ``default_args`` of a DAG            queue_url is missing
 
 ``RuntimeTaskInstance`` is not in ``airflow.sdk`` itself, but the triggers of Airflow's own providers call its methods.
 """
@@ -70,7 +71,7 @@ except ImportError:
     greenback = None  # type: ignore[assignment]
 
 try:
-    from airflow.sdk.definitions._internal.contextmanager import DagContext
+    from airflow.sdk.definitions._internal.contextmanager import DagContext, TaskGroupContext
 except ImportError:
     DagContext = None  # type: ignore[assignment,misc]
 
@@ -138,9 +139,15 @@ def listeners_hear_of_success() -> bool:
 
 
 def default_args_of_open_dag() -> Mapping[str, Any]:
-    """Return the ``default_args`` of the DAG that is being defined; empty outside a DAG, or if Airflow does not say."""
+    """Return the ``default_args`` of the DAG that is being defined, and of the open task group of it.
+
+    They are empty outside a DAG, or if Airflow does not say.
+    """
     dag = None if DagContext is None else DagContext.get_current()
-    return {} if dag is None else dag.default_args
+    if dag is None:
+        return {}
+    group = TaskGroupContext.get_current(dag)
+    return dag.default_args if group is None else {**dag.default_args, **group.default_args}
 
 
 class CommsError(RuntimeError):

@@ -67,7 +67,13 @@ def encode_on_lost(on_lost: object) -> str | dict[str, Any]:
         json.dumps(on_lost.kwargs)
     except TypeError as error:
         raise TypeError(f"the kwargs of on_lost's callback must be plain values (JSON): {error}") from error
-    _imported(on_lost.path)
+    function = _imported(on_lost.path)
+    try:
+        inspect.signature(function).bind(**on_lost.kwargs, **{_CONTEXT: {}})
+    except TypeError as error:
+        raise TypeError(
+            f"the callback of on_lost, {on_lost.path}, cannot be called with its kwargs and {_CONTEXT}=...: {error}"
+        ) from error
     return {"path": on_lost.path, "kwargs": dict(on_lost.kwargs)}
 
 
@@ -85,8 +91,17 @@ def _imported(path: str) -> Callable[..., Any]:
             f"the callback of on_lost, {path}, cannot be imported ({type(error).__name__}: {error}): install its "
             "module as a package, or put it into Airflow's plugins folder"
         ) from error
-    is_notifier = inspect.isclass(function) and issubclass(function, BaseNotifier)
-    if is_notifier or (inspect.iscoroutinefunction(function) and _CONTEXT in inspect.signature(function).parameters):
+    if inspect.isclass(function) and issubclass(function, BaseNotifier):
+        if (
+            inspect.iscoroutinefunction(function.async_notify)
+            and function.async_notify is not BaseNotifier.async_notify
+        ):
+            return function
+        raise ValueError(
+            f"the callback of on_lost, {path}, is a notifier without an async_notify of its own, and notify() is not "
+            f"called in a triggerer: write async def async_notify(self, {_CONTEXT})"
+        )
+    if inspect.iscoroutinefunction(function) and _CONTEXT in inspect.signature(function).parameters:
         return function  # type: ignore[no-any-return]
     raise ValueError(
         f"the callback of on_lost, {path}, is neither a notifier nor an async function with a parameter {_CONTEXT!r}: "

@@ -33,6 +33,7 @@ the list that it is mapped over became empty, or the task was taken out of the D
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -412,15 +413,22 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
         keeper_task_id: The keeper of the lease.
 
     Raises:
-        ValueError: No task is named, one is not in the DAG, or the states of two tasks of the lease cannot be told
-            apart.
+        ValueError: No task is named, one is not in the DAG or would not run its function, or the states of two tasks of
+            the lease cannot be told apart.
     """
     work = []
     ids = list(task_ids)
     for task_id in ids:
         if task_id not in dag.task_dict:
             raise ValueError(f"work task {task_id!r} of the lease {receive_task_id!r} is not in DAG {dag.dag_id!r}")
-        work.append(_work_task(dag.task_dict[task_id], receive_task_id, ids))
+        task = dag.task_dict[task_id]
+        if _never_runs(task):
+            raise ValueError(
+                f"the function of work task {task_id!r} of DAG {dag.dag_id!r} has a yield, and with do_xcom_push=False "
+                f"Airflow does not run such a function: the messages of the lease {receive_task_id!r} would be deleted "
+                "without any work. Write it without yield"
+            )
+        work.append(_work_task(task, receive_task_id, ids))
     if not work:
         raise ValueError(
             f"the lease {receive_task_id!r} of DAG {dag.dag_id!r} has no work tasks: "
@@ -537,12 +545,22 @@ def _returns_nothing(task: Any) -> bool:
 
     The annotation says nothing about the return value of a decorator around it.
     """
-    function = getattr(task, "python_callable", None)
-    if function is None and task.is_mapped:
-        function = task.partial_kwargs.get("python_callable")
+    function = _function(task)
     annotations = getattr(function, "__annotations__", {})
     # "None" in a module with postponed annotations, else None.
     return annotations.get("return", "") in ("None", None) and not hasattr(function, "__wrapped__")
+
+
+def _never_runs(task: Any) -> bool:
+    """Whether Airflow calls a task's function without running it: a generator runs only while its values are stored."""
+    function = _function(task)
+    return not _do_xcom_push(task) and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function))
+
+
+def _function(task: Any) -> Any:
+    """Return the function of a task; None if it has another kind of work."""
+    function = getattr(task, "python_callable", None)
+    return task.partial_kwargs.get("python_callable") if function is None and task.is_mapped else function
 
 
 def _do_xcom_push(task: Any) -> Any:

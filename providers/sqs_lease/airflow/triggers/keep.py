@@ -57,7 +57,6 @@ from sqs_lease.airflow.triggers.shared import (
     shielded,
 )
 from sqs_lease.clock import Clock
-from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
 from sqs_lease.core.policies import Never
@@ -67,7 +66,6 @@ from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.plain_leases import CLOCK_ERROR_SECONDS, WrittenBatch, to_wall_time
 from sqs_lease.keeper.telemetry import publish_span
-from sqs_lease.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +85,6 @@ settles nothing before.
 
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
-
-FIRST_CLIENT_PAUSE_SECONDS: Final = 3.0
-LONGEST_CLIENT_PAUSE_SECONDS: Final = 30.0
-"""Pauses before a client is made again that could not be made: the first, doubled each time up to the longest."""
 
 EARLIER_TRY_SECONDS: Final = 5.0
 """How long the trigger of a second or later try waits before it reads the note.
@@ -243,18 +237,9 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         Raises:
             SqsError: There is no client, and another try would not help, or would come too late.
         """
-        pause_seconds = FIRST_CLIENT_PAUSE_SECONDS
         last_received_at = max((lease.received_at for lease in handed.leases), default=0.0)
-        while True:
-            try:
-                return await self._use(keepers, handed.connection, handed.queue_url)
-            except SqsError as error:
-                is_too_late = keepers.clock.wall() >= last_received_at + MAX_VISIBILITY_SECONDS
-                if error.verdict is Verdict.REFUSED or is_too_late:
-                    raise
-                logger.warning("%s. Its messages are not extended before; trying again in %g s", error, pause_seconds)
-                await asyncio.sleep(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, LONGEST_CLIENT_PAUSE_SECONDS)
+        ends_at = last_received_at + MAX_VISIBILITY_SECONDS
+        return await self._use_until(ends_at, keepers, handed.connection, handed.queue_url)
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release all held messages: no keeper follows."""

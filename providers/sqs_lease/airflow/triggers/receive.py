@@ -33,6 +33,7 @@ from airflow.sdk.configuration import conf
 from airflow.triggers.base import TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 from sqs_lease.airflow.airflow_api.requests import (
+    PATIENCE_SECONDS,
     RETURN_VALUE_KEY,
     CommsError,
     NoAnswerError,
@@ -159,7 +160,10 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
 
     async def _receive(self, keepers: TriggererKeepers) -> Collector | None:
         """Receive until there is a batch; return None when the time is up without one."""
-        keeper = await self._use(keepers, AwsConnection(**self.options.connection), self.options.queue)
+        connection, queue = AwsConnection(**self.options.connection), self.options.queue
+        # On a busy machine a new triggerer gets no answer about a connection for half a minute.
+        ends_at = min(keepers.clock.wall() + PATIENCE_SECONDS, self.options.expires_at)
+        keeper = await self._use_until(ends_at, keepers, connection, queue)
         collector = await Collector.open(self.options, keeper, self._task, self._happened, traceparent_here())
         self._batch = collector.batch
         return collector if await collector.collect(self.options.expires_at) else None

@@ -40,6 +40,7 @@ from sqs_lease.airflow.airflow_api.polling import StatePoller
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, request_limiter, run_of, stats
 from sqs_lease.airflow.connection import CLIENTS, AwsConnection, load_client_code, open_transport
 from sqs_lease.clock import Clock, SystemClock
+from sqs_lease.core.calls import Verdict
 from sqs_lease.core.events import LeaseEvent, Outcome
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.endings import end_of
@@ -47,6 +48,7 @@ from sqs_lease.keeper.event_loop_rounds import RoundLimiter
 from sqs_lease.keeper.keeper import Holding, Keeper, Leaving
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.sqs.classification import translate_client_errors
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -209,6 +211,10 @@ A worker's supervisor may notice 5 s late that the deferring process ended. If t
 scheduler takes the old process's end for a failure of the new one.
 """
 
+FIRST_CLIENT_PAUSE_SECONDS: Final = 3.0
+LONGEST_CLIENT_PAUSE_SECONDS: Final = 30.0
+"""Pauses before a client is made again that could not be made: the first, doubled each time up to the longest."""
+
 _UNDER_WAY: Final = "_shielded_method_under_way"
 
 Trigger = TypeVar("Trigger")
@@ -275,6 +281,32 @@ class LeaseTrigger(BaseTrigger):
                 self._shared_keeper = await keepers.acquire(connection)
             self._lease_log = LeaseLog(queue)
         return self._shared_keeper.keeper
+
+    async def _use_until(
+        self, ends_at: float, keepers: TriggererKeepers, connection: AwsConnection, queue: str
+    ) -> Keeper:
+        """Return the keeper of a connection; while Airflow does not give the connection, ask again.
+
+        Args:
+            ends_at: Until when, in seconds since the epoch.
+            keepers: The keepers of this process.
+            connection: The connection.
+            queue: The queue's URL, name or ARN.
+
+        Raises:
+            SqsError: The client cannot be made, and another try would not help, or it would come too late.
+        """
+        pause_seconds = FIRST_CLIENT_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._use(keepers, connection, queue)
+            except SqsError as error:
+                if error.verdict is Verdict.REFUSED or keepers.clock.wall() >= ends_at:
+                    raise
+                text = "%s. Messages are neither received nor extended before; trying again in %g s"
+                logger.warning(text, error, pause_seconds)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LONGEST_CLIENT_PAUSE_SECONDS)
 
     async def _deferral_was_noticed(self) -> None:
         """Wait until Airflow has noticed the end of the process that deferred, see :data:`DEFERRAL_SECONDS`."""

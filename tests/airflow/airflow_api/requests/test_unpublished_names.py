@@ -13,7 +13,7 @@ import pytest
 from airflow.jobs import triggerer_job_runner
 from airflow.jobs.triggerer_job_runner import TriggerCommsDecoder
 from airflow.observability import stats as stats_of_a_triggerer
-from airflow.sdk import DAG, BaseXCom, task, task_group
+from airflow.sdk import DAG, BaseXCom, TaskGroup, task, task_group
 from airflow.sdk.definitions import xcom_arg
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.mappedoperator import MappedOperator
@@ -135,8 +135,11 @@ def test_a_task_process_says_whether_its_end_was_reported() -> None:
 
 def test_the_open_dag_is_known() -> None:
     assert requests.default_args_of_open_dag() == {}
+    of_group: Any = {"retries": 3}
     with DAG("shop", schedule=None, default_args={"owner": "sales"}):
         assert requests.default_args_of_open_dag() == {"owner": "sales"}
+        with TaskGroup("eu", default_args=of_group):
+            assert requests.default_args_of_open_dag() == {"owner": "sales", "retries": 3}
 
 
 def test_without_greenback_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

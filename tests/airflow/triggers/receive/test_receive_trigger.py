@@ -253,6 +253,21 @@ def test_a_client_that_cannot_be_made_fails_the_task_with_the_queue_named(
     world.run(scenario)
 
 
+def test_a_triggerer_that_gets_its_connection_to_aws_only_after_a_while_receives_then(world: World) -> None:
+    # On a busy machine the first answer of a new triggerer takes half a minute.
+    world.sqs.send(world.url, "a")
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        triggerer.open_error = TimeoutError("Airflow gave no answer about the connection")
+        running = world.start(triggerer, timeout_seconds=3600)
+        await asyncio.sleep(60)
+        assert running.events == []
+        triggerer.open_error = None
+        assert [type(event) for event in await running.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+
+
 @pytest.mark.parametrize("message", [None, USER_ACTION], ids=["the triggerer stops", "a user acts"])
 def test_what_was_received_is_visible_again_at_once_when_the_trigger_ends_before_it_published(
     world: World, message: str | None

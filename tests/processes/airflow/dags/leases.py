@@ -91,7 +91,10 @@ def whole_batch() -> None:
         load(orders)
 
 
-@dag(schedule=None, default_args={"retries": 2, "retry_delay": timedelta(seconds=1)})
+NO_MESSAGES_RETRIES = 4
+
+
+@dag(schedule=None, default_args={"retries": NO_MESSAGES_RETRIES, "retry_delay": timedelta(seconds=1)})
 def no_messages_fail() -> None:
     @task
     def load(messages: list[dict[str, Any]]) -> None:
