@@ -499,9 +499,10 @@ def test_an_argument_that_is_something_else_is_refused_by_its_name(
     assert list(place.root.iterdir()) == []
 
 
-def test_a_batch_id_that_no_table_can_store_is_refused(place: Place) -> None:
-    with pytest.raises(ValueError, match="batch_id has half a surrogate pair"):
-        place.ingest(good([1]), batch_id="a\ud800")
+@pytest.mark.parametrize("batch_id", ["a\ud800", "a\0b"])
+def test_a_batch_id_that_a_table_cannot_store_is_refused(place: Place, batch_id: str) -> None:
+    with pytest.raises(ValueError, match="batch_id has NUL or half a surrogate pair"):
+        place.ingest(good([1]), batch_id=batch_id)
 
 
 @pytest.mark.parametrize("workspace", ["", " "])

@@ -260,10 +260,8 @@ def _require_name(batch_id: object) -> None:
         raise TypeError(f"batch_id must be a text, not {type(batch_id).__name__}")
     if not batch_id.strip():
         raise ValueError("batch_id is empty: leave it out, or give the batch a name")
-    try:
-        batch_id.encode()
-    except UnicodeEncodeError:
-        raise ValueError("batch_id has half a surrogate pair in it, which no table can store") from None
+    if "\0" in batch_id or any("\ud800" <= character <= "\udfff" for character in batch_id):
+        raise ValueError("batch_id has NUL or half a surrogate pair in it, which not every table can store")
 
 
 def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.ChunkedArray) -> str:
