@@ -30,6 +30,7 @@ from sqs_lease.spark import (
     SnsEnvelope,
     TableError,
     WorkspaceError,
+    ingest,
 )
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.ingestion import default_id
@@ -441,6 +442,14 @@ def test_no_body_and_no_receipt_handle_is_logged_or_returned(place: Place, caplo
             [*good([1]), {"MessageId": "", "Body": "{}"}], ValueError, r"messages\[1\] .* empty", id="empty id"
         ),
         pytest.param([{"MessageId": "m", "Body": None}], TypeError, r"body of messages\[0\] \(m\)", id="null body"),
+        pytest.param(
+            [{"MessageId": 7, "Body": "{}"}],
+            TypeError,
+            r"message id of messages\[0\] must be a str, not int",
+            id="number",
+        ),
+        pytest.param(None, TypeError, "a list of messages or the path of a manifest, not NoneType", id="nothing"),
+        pytest.param(len, TypeError, "a list of messages or the path of a manifest, not builtin", id="a function"),
         pytest.param(["m1"], TypeError, r"messages\[0\] must be a Message or a dict, not str", id="a string"),
     ],
 )
@@ -468,6 +477,38 @@ def test_a_schema_that_cannot_be_is_refused_before_there_is_a_table(
         place.ingest(good([1]), source=JsonSource(schema, **options))
 
     assert not place.table.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"source": "id BIGINT"}, "source is not a source, .* but str"),
+        ({"source": JsonSource}, "source is not a source, .* but the class JsonSource"),
+        ({"sink": "orders"}, "sink is not a sink, .* but str"),
+        ({"sink": DeltaSink}, "sink is not a sink, .* but the class DeltaSink"),
+        ({"rejects": JsonSource(SCHEMA)}, "rejects is not a sink, .* but JsonSource"),
+        ({"batch_id": 7}, "batch_id must be a text, not int"),
+    ],
+)
+def test_an_argument_that_is_something_else_is_refused_by_its_name(
+    place: Place, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        place.ingest(good([1]), **options)
+
+    assert list(place.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("batch_id", ["a\ud800", "a\0b"])
+def test_a_batch_id_that_a_table_cannot_store_is_refused(place: Place, batch_id: str) -> None:
+    with pytest.raises(ValueError, match="batch_id has NUL or half a surrogate pair"):
+        place.ingest(good([1]), batch_id=batch_id)
+
+
+@pytest.mark.parametrize("workspace", ["", " "])
+def test_an_empty_workspace_is_not_the_directory_of_the_process(place: Place, workspace: str) -> None:
+    with pytest.raises(ValueError, match="workspace is empty"):
+        ingest(place.spark, good([1]), source=place.source, sink=DeltaSink(place.table), workspace=workspace)
 
 
 def test_an_empty_batch_id_is_refused(place: Place) -> None:

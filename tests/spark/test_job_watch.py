@@ -160,6 +160,45 @@ def test_a_check_of_the_leases_that_fails_stops_nothing(place: Place, caplog: py
     assert "the check whether its messages are still held failed" in caplog.text
 
 
+async def _later() -> bool:
+    return False
+
+
+class Later:
+    async def __call__(self) -> bool:
+        return False
+
+
+def _in_pieces() -> Iterator[bool]:
+    yield False
+
+
+@pytest.mark.parametrize(
+    ("still_held", "says"),
+    [
+        (_later, "async"),
+        (partial(_later), "async"),
+        (Later(), "async"),
+        (_in_pieces, "yields"),
+        (True, "must be a function, not bool"),
+    ],
+)
+def test_a_check_of_the_leases_that_could_never_say_no_is_refused(place: Place, still_held: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=f"still_held .*{says}"):
+        place.ingest(good([1]), still_held=still_held)
+
+    assert not place.table.exists()
+
+
+def test_a_coroutine_is_not_taken_for_a_yes(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    def seems_plain() -> object:
+        return _later()
+
+    assert place.ingest(good([1]), still_held=seems_plain).rows == 1
+    assert "the check whether its messages are still held failed" in caplog.text
+    assert "it gave a coroutine" in caplog.text
+
+
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.removeprefix("batch a: ") for text in caplog.messages]
 

@@ -141,8 +141,25 @@ def test_fields_name_a_message_in_whatever_order_they_stand() -> None:
     assert published is not None
     assert published([in_sns('{"id": 1, "version": 2}'), "{}"]) == [one, None]
     assert SnsEnvelope(JsonSource("id BIGINT")).keys is None
-    with pytest.raises(TypeError, match="dedupe_by is a list"):
-        JsonSource("id BIGINT", dedupe_by="id")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ("id", "put brackets around the one"),
+        # Read a second time it is empty, and then all messages have the same key.
+        (iter(["id"]), "not list_iterator"),
+        # Without an order: another process would have other keys for the same messages.
+        ({"id", "version"}, "not set"),
+        # No object has such a field, so no repeat would be found.
+        ([1], "1 is not a name"),
+        ([""], "'' is not a name"),
+        (None, "not NoneType"),
+    ],
+)
+def test_the_fields_of_a_key_are_a_list_of_names(fields: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=f"dedupe_by is a list of fields.*{says}"):
+        JsonSource("id BIGINT", dedupe_by=fields)
 
 
 def test_numbers_that_differ_behind_a_doubles_digits_are_not_the_same() -> None:

@@ -169,7 +169,9 @@ def message_tables(messages: Iterable[Message | Mapping[str, Any]]) -> Iterator[
             said, sent = message.get("Attributes") or {}, message.get("MessageAttributes") or {}
         else:
             raise TypeError(f"messages[{position}] must be a Message or a dict, not {type(message).__name__}")
-        if not isinstance(message_id, str) or not message_id:
+        if not isinstance(message_id, str):
+            raise TypeError(f"the message id of messages[{position}] must be a str, not {type(message_id).__name__}")
+        if not message_id:
             raise ValueError(f"messages[{position}] has an empty message id")
         if not isinstance(body, str):
             raise TypeError(f"the body of messages[{position}] ({message_id}) must be a str, not {type(body).__name__}")

@@ -242,6 +242,8 @@ def written_batch(
     """
     if isinstance(messages, str | os.PathLike):
         messages = Path(messages)
+    elif not isinstance(messages, Iterable) and not hasattr(messages, "open"):
+        raise TypeError(f"messages must be a list of messages or the path of a manifest, not {type(messages).__name__}")
     with ExitStack() as stack:
         if isinstance(messages, Iterable):
             tables = message_tables(messages)

@@ -38,6 +38,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.core.failure_rules import printable
 from sqs_lease.ingestion.result import CleanUp, StoredResult
+from sqs_lease.spark.arguments import require_function, require_methods
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError
@@ -182,15 +183,22 @@ def ingest(
         TableError: The table cannot be used, no jars were tested with this Spark and this sink, or other processes
             write the table for longer than ``longest_wait_seconds``.
         WorkspaceError: The file of the batch cannot be written.
-        TypeError, ValueError: ``messages`` has an element that is not a message; or ``spark`` is not a session.
+        TypeError, ValueError: ``messages`` has an element that is not a message; or another argument is not what it
+            should be, for example ``spark`` no session, or ``still_held`` an ``async def``.
     """
     if not hasattr(spark, "createDataFrame"):
         raise TypeError(
             f"spark is not a session, but {type(spark).__name__}; local_session() is one within its block: "
             "with local_session() as spark: ingest(spark, ...)"
         )
-    if batch_id is not None and not batch_id.strip():
-        raise ValueError("batch_id is empty: leave it out, or give the batch a name")
+    require_methods(source, "source", "source, such as JsonSource(...)", "checker", "columns", "parse")
+    require_methods(sink, "sink", "sink, such as DeltaSink(...)", "open")
+    if rejects is not None:
+        require_methods(rejects, "rejects", "sink, such as DeltaSink(...)", "open")
+    if still_held is not None:
+        require_function(still_held, "still_held")
+    if batch_id is not None:
+        _require_name(batch_id)
     if not longest_wait_seconds > 0:
         raise ValueError(f"longest_wait_seconds must be more than 0, not {longest_wait_seconds}")
     for one in (sink, rejects):
@@ -245,6 +253,15 @@ def ingest(
                 result = replace(result, objects=_clean_up(cleaner, spark, batch, loaded, name, watch.look))
     _report(result)
     return result
+
+
+def _require_name(batch_id: object) -> None:
+    if not isinstance(batch_id, str):
+        raise TypeError(f"batch_id must be a text, not {type(batch_id).__name__}")
+    if not batch_id.strip():
+        raise ValueError("batch_id is empty: leave it out, or give the batch a name")
+    if "\0" in batch_id or any("\ud800" <= character <= "\udfff" for character in batch_id):
+        raise ValueError("batch_id has NUL or half a surrogate pair in it, which not every table can store")
 
 
 def default_id(source: str, message_ids: pa.ChunkedArray, receive_counts: pa.ChunkedArray) -> str:

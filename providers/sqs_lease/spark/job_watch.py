@@ -21,6 +21,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from sqs_lease.spark._jvm import cancel_group_and_future_jobs, close_connection
+from sqs_lease.spark.arguments import answer_of
 from sqs_lease.spark.errors import LeaseLostError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Watch:
         """
         if self._still_held is not None and not self.lost:
             try:
-                self.lost = not self._still_held()
+                self.lost = not answer_of(self._still_held)
             except Exception as error:  # noqa: BLE001 - the function is the user's, and its errors are not known
                 logger.warning("%s: the check whether its messages are still held failed: %r", self._name, error)
         return not self.lost

@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from sqs_lease.spark.arguments import require_path
 from sqs_lease.spark.errors import WorkspaceError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def scratch_directory(workspace: str | Path | None) -> Iterator[Path]:
     Raises:
         WorkspaceError: It cannot be made there, or the workspace is an address and not a directory.
     """
+    if workspace is not None:
+        require_path(workspace, "workspace")
     if "://" in str(workspace):
         raise WorkspaceError(
             f"{workspace} is an address: make workspace= a directory that this process and all executors reach by the "

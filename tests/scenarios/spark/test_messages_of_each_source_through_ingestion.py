@@ -166,7 +166,7 @@ def test_a_parser_that_fails_stops_the_batch_and_nothing_is_stored(place: Place)
     def parser(messages: pa.RecordBatch) -> pa.Table:
         return pa.table({"message_id": [*messages.column("message_id").to_pylist(), "m9"], "word": ["a", "b"]})
 
-    with pytest.raises(PythonException, match="gave rows of messages that it did not get, for example m9"):
+    with pytest.raises(PythonException, match="gave 1 rows of messages that it did not get"):
         place.ingest([message("m1", "a")], source=ParserSource(parser, "word STRING"))
 
     assert rows(place.table) == []

@@ -118,6 +118,7 @@ def test_around_an_envelope_they_are_those_of_the_queue_and_within_it_those_of_t
     ("attributes", "says"),
     [
         ("tags ARRAY<STRING>", "an attribute cannot hold the type array<string> of tags"),
+        ("", "attributes names no columns"),
         ("ID STRING", "attributes names id, which is a column of the messages too"),
     ],
 )

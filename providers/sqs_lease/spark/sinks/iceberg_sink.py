@@ -35,6 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 from pyspark.sql.types import ByteType, DataType, IntegerType, ShortType, StructField, StructType
 
 from sqs_lease.spark._jvm import iceberg_table, iceberg_version
+from sqs_lease.spark.arguments import require_names, require_path
 from sqs_lease.spark.columns import BATCH_ID, ICEBERG_COLUMNS, MESSAGE_ID
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
@@ -92,6 +93,11 @@ class IcebergSink:
     upsert_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        require_names(self.partition_by, "partition_by is a list of columns")
+        require_names(self.upsert_by, "upsert_by is a list of columns")
+        require_path(self.table, "the name of the table")
+        if not isinstance(self.ledger, Ledger):
+            require_path(self.ledger, "ledger")
         if self.table.count(".") < 2:
             raise TableError(f"table {self.table} needs its catalog and its namespace: for example lake.sales.orders")
 

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sqs_lease.spark._jvm import delta_log
+from sqs_lease.spark.arguments import require_names, require_path
 from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.ledger import Ledger
 from sqs_lease.spark.paths import write_path
@@ -79,6 +80,13 @@ class NativeDeltaSink:
     partition_by: Sequence[str] = ()
     upsert_by: Sequence[str] = ()
     ledger: Ledger | str | Path | None = None
+
+    def __post_init__(self) -> None:
+        require_names(self.partition_by, "partition_by is a list of columns")
+        require_names(self.upsert_by, "upsert_by is a list of columns")
+        require_path(self.table, "the name or path of the table")
+        if self.ledger is not None and not isinstance(self.ledger, Ledger):
+            require_path(self.ledger, "ledger")
 
     def require_spark(self, version: str) -> None:
         """See :meth:`.jars.SinkOfJars.require_spark`."""

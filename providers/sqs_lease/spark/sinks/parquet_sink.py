@@ -27,6 +27,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from sqs_lease.spark.arguments import require_path
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import PARQUET_COLUMNS
 from sqs_lease.spark.errors import SchemaError, TableError
@@ -60,6 +61,7 @@ class ParquetSink:
     path: str | Path
 
     def __post_init__(self) -> None:
+        require_path(self.path, "the path of the table")
         if "://" in str(self.path):
             raise TableError(
                 f"{self.path} is not a directory: give the path of one on a file system that the driver and all "

@@ -105,7 +105,10 @@ class AttributeColumns(AroundSource[CheckerT]):
 
     def checker(self) -> CheckerT:
         """See :class:`.source.Source`. The columns are checked here, before anything is written."""
-        for field in struct_type(self.attributes).fields:
+        own = struct_type(self.attributes).fields
+        if not own:
+            raise SchemaError("attributes names no columns: give at least one, or leave AttributeColumns out")
+        for field in own:
             if isinstance(field.dataType, _NESTED):
                 raise SchemaError(
                     f"attributes: an attribute cannot hold the type {field.dataType.simpleString()} of {field.name}"

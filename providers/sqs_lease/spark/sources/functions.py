@@ -10,9 +10,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import NullType, StringType, StructField, StructType, TimestampType
 
 from sqs_lease.spark import batch_file
+from sqs_lease.spark.arguments import require_function
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import IngestionError, SchemaError
 from sqs_lease.spark.schemas import arrow_schema, notation, nullable, quoted, record_batch, struct_type, without_case
@@ -35,7 +36,9 @@ ANSWERED_REASON: Final = "reason"
 NO_ANSWER: Final = "the parser gave no row for it"
 """The reason for a message without a row in the answer."""
 
-_NAMED_MESSAGES = 3
+NO_REASON: Final = "the parser rejected it with an empty reason"
+"""The reason for a message whose row has an empty one; a row without a reason has null there."""
+
 _GIVEN_ID: Final = "_sqs_lease_message_id"
 _ANSWERED: Final = "_sqs_lease_answered"
 
@@ -50,6 +53,10 @@ class _FunctionSource(FixedSource):
     schema: str | StructType
 
     kind: ClassVar[str]
+    may_yield: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_function(self.function, f"the function of a {type(self).__name__}", may_yield=self.may_yield)
 
     @property
     def identity(self) -> str:
@@ -97,6 +104,7 @@ class ParserSource(_FunctionSource):
     """
 
     kind: ClassVar[str] = "parser"
+    may_yield: ClassVar[bool] = True
 
     def checker(self) -> TextChecker:
         """See :class:`.source.Source`. It checks the schema as well, before anything is written."""
@@ -154,21 +162,24 @@ class Answers:
             yield record_batch(self.rows, len(left), given)
 
     def _positions(self, part: pa.RecordBatch, ids: pa.Array) -> pa.Array:
-        if ANSWERED_ID not in part.schema.names:
+        names = part.schema.names
+        if len(set(names)) < len(names):
+            raise self._error(f"gave a column twice; it gave {', '.join(names)}")
+        if ANSWERED_ID not in names:
             raise self._error(f"gave rows without a column {ANSWERED_ID}")
         named = part.column(ANSWERED_ID).cast(pa.string())
         positions = pc.index_in(named, ids.cast(pa.string()))
         if positions.null_count:
-            unknown = named.filter(pc.is_null(positions)).to_pylist()[:_NAMED_MESSAGES]
+            # They are not named: what stands in the wrong column may be a part of a body.
             raise self._error(
-                f"gave rows of messages that it did not get, for example {', '.join(map(str, unknown))}: it must copy "
-                f"the {ANSWERED_ID} of the messages"
+                f"gave {positions.null_count} rows of messages that it did not get: it must copy the {ANSWERED_ID} of "
+                "the messages"
             )
         return positions
 
     def _converted(self, part: pa.RecordBatch, ids: pa.Array, sent_at: pa.Array) -> pa.RecordBatch:
         names = part.schema.names
-        reasons = part.column(ANSWERED_REASON) if ANSWERED_REASON in names else pa.nulls(part.num_rows)
+        reasons = self._reasons(part) if ANSWERED_REASON in names else pa.nulls(part.num_rows)
         own = {MESSAGE_ID: ids, SENT_AT: sent_at, REASON: reasons}
         arrays = []
         for field in self.rows:
@@ -187,8 +198,22 @@ class Answers:
                 ) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.rows)
 
+    def _reasons(self, part: pa.RecordBatch) -> pa.Array:
+        reasons = part.column(ANSWERED_REASON)
+        if pa.types.is_dictionary(reasons.type):
+            reasons = reasons.dictionary_decode()
+        if not (pa.types.is_null(reasons.type) or _is_text(reasons.type)):
+            # False and not-a-number would be reasons, too, and reject every message.
+            raise self._error(f"gave a column {ANSWERED_REASON} of type {reasons.type}: it must be texts or null")
+        texts = reasons.cast(pa.string())
+        return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), NO_REASON, texts)
+
     def _error(self, what: str) -> ParserError:
         return ParserError(f"the parser {_name(self.function)} {what}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _name(function: Any) -> str:
@@ -245,6 +270,7 @@ class SparkSource(_FunctionSource):
             f"{ANSWERED_ID}"
         ).cast("string")
         reason = F.col(ANSWERED_REASON) if _names(rows, ANSWERED_REASON) else F.lit(None)
+        reason = F.when(F.trim(reason.cast("string")) == "", F.lit(NO_REASON)).otherwise(reason)
         answered = rows.select(
             *(F.col(quoted(name)).alias(name) for name in columns.names),
             F.col(ANSWERED_ID).alias(MESSAGE_ID),
@@ -269,6 +295,18 @@ class SparkSource(_FunctionSource):
             if not _names(rows, name):
                 raise SchemaError(
                     f"the function {_name(self.function)} gave no column {name}; it gave {', '.join(rows.columns)}"
+                )
+        own = {ANSWERED_ID, ANSWERED_REASON, *columns.names}
+        given = [without_case(name) for name in rows.columns]
+        if twice := [name for name in own if given.count(without_case(name)) > 1]:
+            raise SchemaError(f"the function {_name(self.function)} gave the column {min(twice)} twice")
+        if _names(rows, ANSWERED_REASON):
+            found = rows.select(ANSWERED_REASON).schema[0].dataType
+            if not isinstance(found, StringType | NullType):
+                # False and 0 would be reasons, too, and reject every message.
+                raise SchemaError(
+                    f"the function {_name(self.function)} gave the column {ANSWERED_REASON} as {found.simpleString()}: "
+                    "it must be a string, or null for a record"
                 )
         for field in columns.fields:
             found = rows.select(quoted(field.name)).schema[0].dataType

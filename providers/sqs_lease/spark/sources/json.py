@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 )
 
 from sqs_lease.spark import batch_file
+from sqs_lease.spark.arguments import require_names
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT, is_taken
 from sqs_lease.spark.errors import NothingToInferError, SchemaError
 from sqs_lease.spark.json_syntax import NotJsonError, decode_object
@@ -122,13 +123,16 @@ class JsonSource:
     rescued: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.dedupe_by, str):
-            raise TypeError("dedupe_by is a list of fields: put brackets around the one")
+        require_names(self.dedupe_by, "dedupe_by is a list of fields")
+        if not isinstance(self.timestamp_units, Mapping):
+            raise TypeError("timestamp_units is a mapping, such as {'created_at': 'ms'}")
         for name, unit in self.timestamp_units.items():
             if unit not in _UNITS:
                 raise ValueError(f"timestamp_units: {unit!r} for {name} is none of {', '.join(_UNITS)}")
         if self.new_fields not in _CHOICES:
             raise ValueError(f"new_fields must be one of {', '.join(_CHOICES)}, not {self.new_fields!r}")
+        if not isinstance(self.rescued, str | None):
+            raise TypeError(f"rescued is the name of a column, not {type(self.rescued).__name__}")
         if self.rescued is not None and self.new_fields != "ignore":
             raise ValueError(f'rescued says what becomes of new fields: leave out new_fields="{self.new_fields}"')
         if self.new_fields == "add" and not isinstance(self.schema, InferredSchema):

@@ -19,6 +19,7 @@ from typing import IO, Final
 
 from pyspark.sql.types import StructField, StructType
 
+from sqs_lease.spark.arguments import require_path
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.paths import write_whole
 from sqs_lease.spark.schemas import without_case
@@ -40,6 +41,13 @@ class InferredSchema:
     """
 
     path: str | Path
+
+    def __post_init__(self) -> None:
+        require_path(self.path, "the path of the inferred schema")
+        if "://" in str(self.path):
+            raise ValueError(
+                f"the path of the inferred schema is {self.path}: give a file in a directory that all drivers share"
+            )
 
     @property
     def file(self) -> Path:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sqs_lease.ingestion.result import CleanUp
+from sqs_lease.spark.arguments import require_methods
 from sqs_lease.spark.json_syntax import NotJsonError
 
 
@@ -211,6 +212,9 @@ class AroundSource(Generic[CheckerT]):
     """Base of sources that prepare messages for another one."""
 
     source: Source[CheckerT]
+
+    def __post_init__(self) -> None:
+        require_methods(self.source, f"source= of {type(self).__name__}", "source", "checker", "columns", "parse")
 
     @property
     def widens(self) -> bool:

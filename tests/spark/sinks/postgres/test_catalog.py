@@ -10,7 +10,7 @@ from sqs_lease.spark.errors import SchemaError, TableError
 from sqs_lease.spark.sinks.postgres.catalog import TableName, require_columns
 
 
-@pytest.mark.parametrize("name", ["", ".orders", "a.b.c", "o" * 64, "sales."])
+@pytest.mark.parametrize("name", ["", ".orders", "a.b.c", "o" * 64, "sales.", '"Orders"', 'sales."Orders"'])
 def test_a_text_that_is_not_the_name_of_a_table_is_refused(name: str) -> None:
     with pytest.raises(TableError, match="is not the name of a PostgreSQL table"):
         TableName.of(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -13,7 +14,7 @@ from sqs_lease.spark import batch_file
 from sqs_lease.spark.columns import MESSAGE_ID, NOTHING_TO_STORE, REASON, SENT_AT
 from sqs_lease.spark.errors import SchemaError
 from sqs_lease.spark.schemas import arrow_schema, struct_type
-from sqs_lease.spark.sources.functions import NO_ANSWER, Answers, ParserError, ParserSource
+from sqs_lease.spark.sources.functions import NO_ANSWER, NO_REASON, Answers, ParserError, ParserSource, SparkSource
 from tests.spark.sources.parsing import SENT, parsed
 
 RECORD = pa.schema([("n", pa.int64()), ("word", pa.string())])
@@ -86,9 +87,21 @@ def test_values_are_converted_to_the_schemas_types_where_nothing_is_lost() -> No
         pytest.param([{"message_id": "m1"}], "gave a dict", id="dicts"),
         pytest.param(table(n=[1], word=["a"]), "without a column message_id", id="no message ids"),
         pytest.param(
-            table(message_id=["m1", "m7"], n=[1, 1], word=["a", "a"]), "did not get, for example m7", id="an unknown id"
+            table(message_id=["m1", "m7"], n=[1, 1], word=["a", "a"]), "gave 1 rows .* did not get", id="an unknown id"
         ),
-        pytest.param(table(message_id=[None], n=[1], word=["a"]), "did not get, for example None", id="no id"),
+        pytest.param(table(message_id=[None], n=[1], word=["a"]), "gave 1 rows .* did not get", id="no id"),
+        pytest.param(table(message_id=["secret"], n=[1], word=["a"]), "did not get", id="a body as an id"),
+        pytest.param(
+            pa.Table.from_arrays([pa.array(["m1"]), pa.array([1]), pa.array([2])], names=["message_id", "n", "n"]),
+            "a column twice; it gave message_id, n, n",
+            id="a column twice",
+        ),
+        pytest.param(
+            table(message_id=["m1"], n=[1], word=["a"], reason=[False]), "column reason of type bool", id="no reason"
+        ),
+        pytest.param(
+            table(message_id=["m1"], n=[1], word=["a"], reason=[float("nan")]), "reason of type double", id="not a text"
+        ),
         pytest.param(table(message_id=["m1"], n=[1]), "the column word .* it gave message_id, n", id="a column"),
         pytest.param(
             table(message_id=["m1"], n=["secret"], word=["a"]), "column n of type string with values", id="a type"
@@ -101,6 +114,48 @@ def test_a_wrong_answer_stops_the_batch_and_says_why(answer: Any, says: str) -> 
         answered(lambda _: answer, m1="secret")
 
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", [pa.array(["", " "]), pa.array(["", ""]).dictionary_encode()])
+def test_a_reason_that_is_empty_is_said_to_be_so(reason: pa.Array) -> None:
+    found = answered(lambda _: table(message_id=["m1", "m2"], n=[1, 2], word=["a", "b"], reason=reason), m1="", m2="")
+
+    assert {rows[0][2] for rows in found.values()} == {NO_REASON}
+
+
+async def _later(messages: pa.RecordBatch) -> pa.RecordBatch:
+    return messages
+
+
+async def _later_in_pieces(messages: pa.RecordBatch) -> AsyncIterator[pa.RecordBatch]:
+    yield messages
+
+
+def _in_pieces(messages: Any) -> Iterator[Any]:
+    yield messages
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (_later, "is async"),
+        (_later_in_pieces, "is async"),
+        (partial(_later), "is async"),
+        ("package.module:function", "must be a function, not str"),
+        (None, "must be a function, not NoneType"),
+        (pa, "must be a function, not module"),
+    ],
+)
+def test_a_function_that_gives_no_answer_is_refused_at_once(function: Any, says: str) -> None:
+    for source in (ParserSource, SparkSource):
+        with pytest.raises(TypeError, match=f"the function of a {source.__name__} {says}"):
+            source(function, "n INT")
+
+
+def test_only_a_parser_may_yield() -> None:
+    ParserSource(_in_pieces, "n INT")
+    with pytest.raises(TypeError, match="the function of a SparkSource yields"):
+        SparkSource(_in_pieces, "n INT")
 
 
 @pytest.mark.processes

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes S
 
 from sqs_lease.spark.columns import NOTHING_TO_STORE
 from sqs_lease.spark.errors import SchemaError
-from sqs_lease.spark.sources.functions import NO_ANSWER, SparkSource
+from sqs_lease.spark.sources.functions import NO_ANSWER, NO_REASON, SparkSource
 from tests.spark.sources.parsing import parsed
 
 pytestmark = pytest.mark.processes
@@ -57,12 +57,23 @@ def test_rows_of_a_message_that_it_did_not_get_fail_the_batch(spark: SparkSessio
         (lambda messages: messages.select("message_id"), "gave no column n; it gave message_id"),
         (lambda messages: messages.select(F.lit(1).alias("n")), "gave no column message_id"),
         (lambda messages: messages.withColumn("n", F.col("body")), "the column n as string, and the schema says int"),
+        (
+            lambda messages: messages.withColumns({"n": F.lit(1), "reason": F.lit(False)}),
+            "reason as boolean",
+        ),
+        (lambda messages: messages.select("message_id", F.lit(1).alias("n"), F.lit(2).alias("N")), "column n twice"),
         (lambda messages: messages.collect(), "gave a list: it must give a DataFrame"),
     ],
 )
 def test_what_is_not_of_the_schema_is_refused(spark: SparkSession, function: Any, says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         parsed(spark, SparkSource(function, "n INT"), {"m1": ""})
+
+
+def test_a_reason_that_is_empty_is_said_to_be_so(spark: SparkSession) -> None:
+    source = SparkSource(lambda its: its.select("message_id", F.lit(1).alias("n"), F.lit(" ").alias("reason")), "n INT")
+
+    assert parsed(spark, source, {"m1": ""}).rejected == {"m1": NO_REASON}
 
 
 def test_columns_of_the_answer_must_not_be_in_the_schema(spark: SparkSession) -> None:

@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
 from sqs_lease.core.failure_rules import printable
+from sqs_lease.spark.arguments import require_names, require_path
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.delta_places import create_table, existing_table, load_table, require_empty
 from sqs_lease.spark.errors import SchemaError, TableError
@@ -108,8 +109,9 @@ class DeltaSink:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.partition_by, str) or isinstance(self.upsert_by, str):
-            raise TypeError("partition_by and upsert_by are lists of columns: put brackets around the one")
+        require_names(self.partition_by, "partition_by is a list of columns")
+        require_names(self.upsert_by, "upsert_by is a list of columns")
+        require_path(self.path, "the path of the table")
         # Refuses a path that can never be a table.
         Place.of(self.path, self.storage_options)
 

@@ -59,7 +59,8 @@ class TableName:
         """
         schema, dot, name = text.rpartition(".")
         parts = (schema if dot else _DEFAULT_SCHEMA, name)
-        if any(not part or "\0" in part or len(part.encode()) > _LONGEST_NAME_BYTES or "." in part for part in parts):
+        # With quotes around it a name would be another one, which has the quotes in it.
+        if any(not part or set('\0."') & set(part) or len(part.encode()) > _LONGEST_NAME_BYTES for part in parts):
             raise TableError(
                 f"{text!r} is not the name of a PostgreSQL table: write name or schema.name, each of at most "
                 f"{_LONGEST_NAME_BYTES} bytes and without dots or quotes of its own"

@@ -43,6 +43,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from sqs_lease.spark.arguments import require_names
 from sqs_lease.spark.batch_parts import BatchParts
 from sqs_lease.spark.columns import BATCH_ID, MESSAGE_ID, SENT_AT
 from sqs_lease.spark.errors import BatchIdReusedError, SchemaError, TableError
@@ -155,8 +156,9 @@ class PostgresSink:
     def __post_init__(self) -> None:
         parameters_of(self.url)
         TableName.of(self.table)
-        if isinstance(self.upsert_by, str) or len(set(self.upsert_by)) != len(self.upsert_by):
-            raise SchemaError("upsert_by is a sequence of columns, each once: upsert_by=('order_id',)")
+        require_names(self.upsert_by, "upsert_by is a list of columns")
+        if len(set(self.upsert_by)) != len(self.upsert_by):
+            raise SchemaError("upsert_by is a list of columns, each once: upsert_by=['order_id']")
 
     def open(self, spark: SparkSession, columns: StructType, *, widen: bool) -> PostgresTable:
         """See :meth:`..sink.Sink.open`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -13,9 +14,12 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
-from sqs_lease.spark import DeltaSink, Ledger, Staged, TableError
+from sqs_lease.spark import DeltaSink, InferredSchema, Ledger, Staged, TableError
 from sqs_lease.spark.delta_places import require_empty
 from sqs_lease.spark.places import Place
+from sqs_lease.spark.sinks.iceberg_sink import IcebergSink
+from sqs_lease.spark.sinks.native_delta_sink import NativeDeltaSink
+from sqs_lease.spark.sinks.parquet_sink import ParquetSink
 from sqs_lease.spark.sinks.sink import Admission
 from sqs_lease.spark.sinks.write_ahead import WriteAheadTable
 from sqs_lease.testing.sink_subject import asked, entries, known
@@ -65,6 +69,48 @@ def test_one_column_is_given_in_brackets_too(tmp_path: Path, option: str) -> Non
 
     with pytest.raises(TypeError, match="put brackets around the one"):
         DeltaSink(tmp_path, **columns)
+
+
+@pytest.mark.parametrize("option", ["partition_by", "upsert_by"])
+@pytest.mark.parametrize("columns", [iter(["id"]), {"id"}, [1]])
+def test_columns_are_a_list_of_names(tmp_path: Path, option: str, columns: Any) -> None:
+    given: Any = {option: columns}
+
+    with pytest.raises(TypeError, match=f"{option} is a list of columns"):
+        DeltaSink(tmp_path, **given)
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        DeltaSink,
+        ParquetSink,
+        NativeDeltaSink,
+        lambda path: NativeDeltaSink("sales.orders", ledger="" if path is None else path),
+        lambda path: IcebergSink("lake.sales.orders", path),
+        InferredSchema,
+    ],
+)
+def test_a_variable_that_is_not_set_is_no_path(sink: Callable[[Any], object]) -> None:
+    for path in ("", " ", None):
+        with pytest.raises((TypeError, ValueError), match=r"must be a path, not|is empty"):
+            sink(path)
+
+
+@pytest.mark.parametrize("option", ["partition_by", "upsert_by"])
+@pytest.mark.parametrize("columns", ["id", iter(["id"])])
+def test_the_columns_of_tables_with_jars_are_a_list_too(option: str, columns: Any) -> None:
+    given: Any = {option: columns}
+
+    with pytest.raises(TypeError, match=f"{option} is a list of columns"):
+        NativeDeltaSink("sales.orders", ledger="/ledger", **given)
+    with pytest.raises(TypeError, match=f"{option} is a list of columns"):
+        IcebergSink("lake.sales.orders", "/ledger", **given)
+
+
+def test_a_schema_is_inferred_into_a_file() -> None:
+    with pytest.raises(ValueError, match="give a file in a directory that all drivers share"):
+        InferredSchema("s3://bucket/schema.json")
 
 
 def test_credentials_are_not_shown() -> None:

@@ -19,6 +19,7 @@ def test_without_psycopg_the_import_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_keys_are_a_sequence_of_different_columns() -> None:
-    for keys in ("id", ("id", "id")):
-        with pytest.raises(SchemaError, match="upsert_by is a sequence"):
-            PostgresSink("postgresql://localhost/x", "orders", keys)
+    with pytest.raises(TypeError, match="upsert_by is a list of columns: put brackets around the one"):
+        PostgresSink("postgresql://localhost/x", "orders", "id")
+    with pytest.raises(SchemaError, match="upsert_by is a list of columns, each once"):
+        PostgresSink("postgresql://localhost/x", "orders", ("id", "id"))
