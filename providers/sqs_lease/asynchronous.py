@@ -7,6 +7,7 @@ loop; only the calls of the boto3 client run in threads, because they block.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -30,6 +31,7 @@ from sqs_lease.keeper.consuming import (
     STOP_SECONDS,
     Consuming,
     Work,
+    check_done,
     class_and_place,
 )
 from sqs_lease.keeper.endings import cancelled_once, end_of
@@ -463,7 +465,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         messages are given back.
 
         Args:
-            handle: Works on a message: a coroutine function.
+            handle: Works on a message: a coroutine function. A function that is none blocks the event loop while it
+                works, and is warned about.
             concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
             stop_within: See :meth:`sqs_lease.Consumer.run`. Work that still goes on then is cancelled.
 
@@ -472,10 +475,12 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
         Raises:
             ValueError: See :meth:`sqs_lease.Consumer.run`; the same for the following.
+            TypeError: ``handle`` is not a function, or it is a generator.
             sqs_lease.sqs.errors.SqsError: See above.
             LeasesLostError: See above.
             RuntimeError: See above.
         """
+        done_by = _Handling(handle, self._settings.queue).done
         async with self._running(concurrency, self._settings.options.max_messages, stop_within) as (queue, seconds):
             works: asyncio.Queue[Work] = asyncio.Queue()
             listener = None if self._on_event is None else Listener(self._on_event)
@@ -489,7 +494,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                         continue
                     settlement: Settlement = Release()
                     try:
-                        await handle(work.message)
+                        await done_by(handle(work.message))
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
@@ -540,9 +545,11 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
         Raises:
             ValueError: See :meth:`sqs_lease.Consumer.run_batches`; the same for the following.
+            TypeError: See :meth:`run`.
             sqs_lease.sqs.errors.SqsError: See above.
             RuntimeError: See above.
         """
+        done_by = _Handling(handle, self._settings.queue).done
         was_answered = False
 
         async def work_until_stopped() -> None:
@@ -556,7 +563,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                         if batch and self._stopping.is_set():
                             await batch.release(list(batch))
                         elif batch:
-                            await handle(batch)
+                            await done_by(handle(batch))
                 except SqsError as error:
                     if not was_answered:
                         raise
@@ -659,6 +666,39 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             self._on_stop = _nothing
             if self._is_closed:
                 await self._close()
+
+
+class _Handling:
+    """The calls of a user's function that works on messages.
+
+    Raises:
+        TypeError: It is not a function, or it is a generator, whose work would not be done.
+    """
+
+    def __init__(self, handle: object, queue: str) -> None:
+        if not callable(handle) or inspect.isasyncgenfunction(handle) or inspect.isgeneratorfunction(handle):
+            raise TypeError(
+                f"handle must be a coroutine function, not {handle!r}: a generator does its work only in a loop"
+            )
+        self._queue = queue
+        self._blocks = False
+
+    async def done(self, returned: object) -> None:
+        """Wait until the work is done that a call returned.
+
+        Raises:
+            UndoneWorkError: It would not be done by that.
+        """
+        if inspect.isawaitable(returned):
+            returned = await returned
+        elif not self._blocks:
+            self._blocks = True
+            logger.warning(
+                "The function that works on %s is not a coroutine function: leases are not extended while it blocks "
+                "the event loop. Use Consumer, or asyncio.to_thread",
+                self._queue,
+            )
+        check_done(returned)
 
 
 def _is_cancelled() -> bool:

@@ -36,6 +36,7 @@ from sqs_lease.keeper.consuming import (
     STOP_SECONDS,
     Consuming,
     Work,
+    check_done,
     class_and_place,
 )
 from sqs_lease.keeper.listening import Listener, ListenerThread
@@ -747,7 +748,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         continue
                     settlement: Settlement = Release()
                     try:
-                        _check_done(handle(work.message))
+                        check_done(handle(work.message))
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
@@ -810,7 +811,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         if batch and self._is_stopping:
                             batch.release(list(batch))
                         elif batch:
-                            _check_done(handle(batch))
+                            check_done(handle(batch))
                 except SqsError as error:
                     if not was_answered.is_set():
                         raise
@@ -965,12 +966,6 @@ def _check_handle(handle: object) -> None:
             f"handle must be a function that works on what it gets when it is called, not {handle!r}: for a coroutine "
             "function use AsyncConsumer; a generator does its work only in a loop"
         )
-
-
-def _check_done(returned: object) -> None:
-    """Fail work that has not begun, such as the coroutine that a lambda returned."""
-    if inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned):
-        raise TypeError(f"handle returned its work undone, as a {type(returned).__name__}")
 
 
 @contextmanager
