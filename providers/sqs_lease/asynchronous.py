@@ -334,11 +334,12 @@ class AsyncLeasedBatch(SessionMessages):
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
+        self._lease.settle(self._failing(messages, reason, errors))
 
     async def release(self, messages: Messages) -> None:
         """Make messages visible again now, without the failure rule, because they were not processed.
@@ -362,11 +363,12 @@ class AsyncLeasedBatch(SessionMessages):
             reasons: By message id; see :meth:`fail`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+        self._lease.settle(self._failing_each(reasons))
 
     async def flush(self) -> None:
         """Wait until SQS has confirmed all settlements so far: see :meth:`sqs_lease.LeasedBatch.flush`.

@@ -536,6 +536,7 @@ class LeasedBatch(ReceivedMessages, ABC):
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
@@ -564,6 +565,7 @@ class LeasedBatch(ReceivedMessages, ABC):
             reasons: By message id; see :meth:`fail`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
@@ -607,7 +609,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """See :meth:`LeasedBatch.fail`."""
-        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
+        self._lease.settle(self._failing(messages, reason, errors))
 
     def release(self, messages: Messages) -> None:
         """See :meth:`LeasedBatch.release`."""
@@ -615,7 +617,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """See :meth:`LeasedBatch.fail_each`."""
-        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+        self._lease.settle(self._failing_each(reasons))
 
     def flush(self) -> None:
         """See :meth:`LeasedBatch.flush`."""

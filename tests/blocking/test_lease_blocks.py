@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from sqs_lease import (
+    DeadLetter,
     FailureRule,
     LeasedBatch,
     LeaseEvent,
@@ -115,6 +116,81 @@ class Step:
 
 
 STEP: ContextVar[Step] = ContextVar("step")
+
+
+class TestArgumentsOfSettlements:
+    @pytest.mark.parametrize("rule", [release(), dead_letter()])
+    @pytest.mark.parametrize("reason", [ValueError("a body"), None], ids=repr)
+    def test_a_reason_that_is_not_a_text_is_refused_and_nothing_is_settled_by_it(
+        self, orders: Orders, rule: FailureRule, reason: Any
+    ) -> None:
+        orders.queue.send("a", "b")
+        with lease("orders", linger=0, on_failure=rule) as batch:
+            first, second = batch
+            with pytest.raises(TypeError, match="the reason for a failure must be a text") as refusal:
+                batch.fail(first, reason)
+            assert "a body" not in str(refusal.value)
+            with pytest.raises(TypeError, match="the reason for a failure must be a text"):
+                batch.fail_each({first.message_id: "is bad", second.message_id: reason})
+        assert orders.queue.deleted == 2
+
+    def test_each_reason_needs_its_message(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0) as batch:
+            for reasons in (*(m.message_id for m in batch), [m.message_id for m in batch]):
+                with pytest.raises(TypeError, match="fail_each takes a mapping of message ids to reasons"):
+                    batch.fail_each(reasons)  # type: ignore[arg-type]
+        assert orders.queue.deleted == 1
+
+    @pytest.mark.parametrize("errors", [[ValueError], "builtins.ValueError", ValueError("a body"), 3], ids=repr)
+    def test_classes_that_no_rule_would_find_are_refused(self, orders: Orders, errors: Any) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0, on_failure=by_exception({ValueError: dead_letter()})) as batch:
+            with pytest.raises(TypeError, match=r"errors takes .*builtins\.ValueError") as refusal:
+                batch.fail(list(batch), "is bad", errors=errors)
+            assert "a body" not in str(refusal.value)
+        assert orders.queue.deleted == 1
+
+    def test_a_built_in_class_needs_no_module_as_in_the_rule(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0, on_failure=by_exception({"ValueError": dead_letter()})) as batch:
+            batch.fail(list(batch), "is bad", errors=["ValueError"])
+        assert orders.queue.dead_letters == ["a"]
+
+    def test_a_message_may_be_named_by_what_tasks_get(self, orders: Orders) -> None:
+        orders.queue.send("a", "b")
+        with lease("orders", linger=0) as batch:
+            batch.release([message.as_dict() for message in batch])  # type: ignore[misc]
+        assert orders.queue.visible == ["a", "b"]
+
+    @pytest.mark.parametrize("named", [None, 3, [None], [{"Body": "a body"}]], ids=repr)
+    def test_what_is_no_message_is_refused_by_its_type(self, orders: Orders, named: Any) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0) as batch:
+            with pytest.raises(TypeError, match="named by themselves or by their ids") as refusal:
+                batch.release(named)
+            assert "a body" not in str(refusal.value)
+
+    def test_a_body_in_the_place_of_an_id_is_not_quoted(self, orders: Orders) -> None:
+        orders.queue.send("a body")
+        with lease("orders", linger=0) as batch:
+            (message,) = batch
+            with pytest.raises(KeyError, match="a text of 6 characters that is not a message's id") as refusal:
+                batch.succeed(message.body)
+            assert "a body" not in str(refusal.value)
+
+    @pytest.mark.parametrize("settlement", [lambda: Release(2.5), lambda: DeadLetter(None)])  # type: ignore[arg-type]
+    def test_a_rule_that_answers_with_something_impossible_gives_back_at_once(
+        self, orders: Orders, settlement: Callable[[], Settlement]
+    ) -> None:
+        class Impossible(FailureRule):
+            def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+                return settlement()
+
+        orders.queue.send("a")
+        with pytest.raises(ZeroDivisionError), lease("orders", linger=0, on_failure=Impossible()):
+            fail()
+        assert orders.queue.visible == ["a"]
 
 
 class TestABlockThatIsDropped:
