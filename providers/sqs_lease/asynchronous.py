@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -35,7 +36,7 @@ from sqs_lease.keeper.consuming import (
     class_and_place,
 )
 from sqs_lease.keeper.endings import cancelled_once, end_of
-from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.listening import Listener, ListenerThread, check_listener
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
@@ -148,6 +149,7 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
         closes_queue: bool,
     ) -> None:
         self._settings = settings
+        check_listener(on_event)
         self._on_event = on_event
         self._open_queue = open_queue
         self._closes_queue = closes_queue
@@ -187,6 +189,7 @@ class _OpenLease:
         listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
         self.session = LeaseSession(queue, settings, listening, closes_queue=closes_queue)
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._is_over = False
         self._dropped = weakref.finalize(self, _give_back_dropped, self._loop, self.session)
         self._dropped.atexit = False
@@ -230,6 +233,11 @@ class _OpenLease:
     def _check_place(self) -> None:
         if self._is_over:
             raise ended(self.session.queue)
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"This lease of {self.session.queue} is held by process {self._process}, and this is a forked child: "
+                "settle its messages there"
+            )
         if _running_loop() is not self._loop:
             raise RuntimeError(
                 f"This lease of {self.session.queue} belongs to another event loop: settle its messages there, from "
@@ -238,7 +246,8 @@ class _OpenLease:
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Ask the session something, from any thread."""
-        if self._is_over or not self._loop.is_running() or _running_loop() is self._loop:
+        is_child = self._process != os.getpid()
+        if self._is_over or is_child or not self._loop.is_running() or _running_loop() is self._loop:
             return question()
 
         async def answer() -> _T:
@@ -248,7 +257,8 @@ class _OpenLease:
 
     async def leave(self, error: BaseException | None) -> None:
         """Settle the rest of the block, and end."""
-        if self._is_over:
+        if self._is_over or self._process != os.getpid():
+            # In a forked child the leases belong to another process.
             return
         self._is_over = True
         self._dropped.detach()
@@ -436,6 +446,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             on_failure=on_failure,
         )
         self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        check_listener(on_event)
         self._on_event = on_event
         self._client = client
         self._opening = asyncio.Lock()

@@ -39,7 +39,7 @@ from sqs_lease.keeper.consuming import (
     check_done,
     class_and_place,
 )
-from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.listening import Listener, ListenerThread, check_listener
 from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
@@ -243,6 +243,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         batch: type[OwnLeasedBatch],
     ) -> None:
         self._settings = settings
+        check_listener(on_event)
         self._on_event = on_event
         self._opened = opened
         self._closes_queue = closes_queue
@@ -683,6 +684,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             on_failure=on_failure,
         )
         self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        check_listener(on_event)
         self._on_event = on_event
         self._client = client
         self._opening = threading.Lock()

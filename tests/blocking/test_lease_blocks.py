@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
+from functools import partial
 from random import Random
 from threading import Event, Thread, get_ident
 from typing import Any
@@ -23,6 +24,8 @@ from typing import Any
 import pytest
 
 from sqs_lease import (
+    AsyncConsumer,
+    Consumer,
     DeadLetter,
     FailureRule,
     LeasedBatch,
@@ -34,6 +37,7 @@ from sqs_lease import (
     Settled,
     Settlement,
     SettlementError,
+    async_lease,
     blocking,
     by_exception,
     dead_letter,
@@ -46,6 +50,15 @@ from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, MemoryTransport, Operation, ScriptedFaults, TransportCall, no_faults
 from sqs_lease.testing.service_errors import UNAVAILABLE
 from tests.blocking.orders import DENIED, Orders, eventually, lost, no_message_left, refused
+
+
+async def asynchronous(_: object) -> None:
+    pytest.fail("no loop runs it")
+
+
+def generating(_: object) -> Iterator[None]:
+    yield
+    pytest.fail("no loop runs it")
 
 
 def bodies(batch: LeasedBatch) -> list[str]:
@@ -90,6 +103,26 @@ class TestBeforeTheBlock:
     def test_without_a_with_statement_it_says_that_it_needs_one(self) -> None:
         with pytest.raises(TypeError, match=r"write `with lease\(\.\.\.\) as batch:`"):
             list(lease("orders", wait=0))  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize("listener", [3, asynchronous, partial(asynchronous), generating], ids=repr)
+    def test_a_listener_that_would_do_nothing_is_refused(self, listener: Any) -> None:
+        for made in (lease, async_lease, Consumer, AsyncConsumer):
+            with pytest.raises(TypeError, match="on_event must be a function that does its work when it is called"):
+                made("orders", on_event=listener)
+
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_one_that_returns_its_work_undone_is_an_error_in_the_log(
+        self, orders: Orders, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        orders.queue.send("a")
+
+        def listener(event: LeaseEvent) -> Any:
+            return asynchronous(event)
+
+        with lease("orders", linger=0, on_event=listener):
+            pass
+        assert "The listener of a lease of orders failed" in caplog.text
+        assert "on_event returned its work undone, as a coroutine" in caplog.text
 
     def test_on_lost_is_checked(self) -> None:
         with pytest.raises(ValueError, match="on_lost must be 'warn' or 'raise', not 'fail'"):
