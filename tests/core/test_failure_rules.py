@@ -17,6 +17,7 @@ from sqs_lease.core.failure_rules import (
     Release,
     backoff,
     by_exception,
+    checked_names,
     dead_letter,
     exception_names,
     expire,
@@ -259,6 +260,14 @@ MESSAGE = Message(Receipt("m0", "handle"), "a body")
 def test_a_message_is_named_by_its_id_or_by_itself(named: Any) -> None:
     assert MessageFailed(named).message_ids == ("m0",)
     assert MessageFailed([named]).message_ids == ("m0",)
+
+
+@pytest.mark.parametrize("name", ["ApiError", "print", ""])
+def test_a_name_that_no_exception_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a built-in exception: write its class, or the name with the module"):
+        by_exception({name: dead_letter()})
+    with pytest.raises(ValueError, match="is not a built-in exception"):
+        checked_names([name])
 
 
 def test_the_text_of_the_exception_has_ids_and_no_bodies() -> None:

@@ -13,6 +13,7 @@ messages: the work did fail.
 
 from __future__ import annotations
 
+import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -256,12 +257,13 @@ def by_exception(
 
     Raises:
         TypeError: A key is neither an exception's class nor a name, or a value is not a failure rule.
-        ValueError: There are no rules, a rule is itself ``by_exception()``, or two rules are for one class.
+        ValueError: There are no rules, a rule is itself ``by_exception()``, two rules are for one class, or a name
+            without a dot is not that of a built-in exception.
     """
     by_name: dict[str, FailureRule] = {}
     for error, rule in rules.items():
         name = error if isinstance(error, str) else _class_name(error)
-        name = exception_name(name if "." in name else f"builtins.{name}")
+        name = _qualified(name)
         if name in by_name:
             raise ValueError(f"by_exception has two rules for {name}")
         by_name[name] = rule
@@ -297,6 +299,7 @@ def checked_names(errors: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         TypeError: They are not the names of classes.
+        ValueError: A name without a dot is not that of a built-in exception.
     """
     # The type alone: an exception's text may quote a message.
     if isinstance(errors, str) or not isinstance(errors, Sequence):
@@ -304,7 +307,19 @@ def checked_names(errors: Sequence[str]) -> tuple[str, ...]:
     for name in errors:
         if not isinstance(name, str):
             raise TypeError(f'errors takes names of classes such as "builtins.ValueError", not {_kind(name)}')
-    return tuple(exception_name(name if "." in name else f"builtins.{name}") for name in errors)
+    return tuple(map(_qualified, errors))
+
+
+def _qualified(name: str) -> str:
+    if "." in name:
+        return exception_name(name)
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        # Any other text may quote a message.
+        shown = repr(name) if name.isidentifier() else f"a text of {len(name)} characters"
+        text = f"{shown} is not a built-in exception: write its class, or the name with the module"
+        raise ValueError(text)  # noqa: TRY004 - it is a text, and another text would do
+    return f"builtins.{name}"
 
 
 def check_reason(reason: object) -> None:
@@ -366,7 +381,7 @@ def _id_of(named: object) -> str:
 
 
 def shown_id(message_id: str) -> str:
-    """Return an id for an error or a log. A text that is no id of SQS is left out: it may be a body."""
+    """Return an id for an error or a log. Any other text is left out: it may be a body."""
     if _MESSAGE_ID.fullmatch(message_id):
         return message_id
     return f"a text of {len(message_id)} characters that is not a message's id"

@@ -93,7 +93,7 @@ class ListenerThread:
         if listener is None:
             return
         try:
-            returned: object = listener.call(event)  # type: ignore[func-returns-value]
+            returned: object = listener.call(event)
             _check_done(returned)
         except BaseException:
             # SystemExit, too: it would end this thread, and the listener would miss all later events.
