@@ -7,7 +7,9 @@ loop; only the calls of the boto3 client run in threads, because they block.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -30,10 +32,11 @@ from sqs_lease.keeper.consuming import (
     STOP_SECONDS,
     Consuming,
     Work,
+    check_done,
     class_and_place,
 )
 from sqs_lease.keeper.endings import cancelled_once, end_of
-from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.listening import Listener, ListenerThread, check_listener
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import (
@@ -146,6 +149,7 @@ class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
         closes_queue: bool,
     ) -> None:
         self._settings = settings
+        check_listener(on_event)
         self._on_event = on_event
         self._open_queue = open_queue
         self._closes_queue = closes_queue
@@ -185,6 +189,7 @@ class _OpenLease:
         listening = None if self._listener is None else ListenerThread(self._listener, settings.queue)
         self.session = LeaseSession(queue, settings, listening, closes_queue=closes_queue)
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._is_over = False
         self._dropped = weakref.finalize(self, _give_back_dropped, self._loop, self.session)
         self._dropped.atexit = False
@@ -228,6 +233,11 @@ class _OpenLease:
     def _check_place(self) -> None:
         if self._is_over:
             raise ended(self.session.queue)
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"This lease of {self.session.queue} is held by process {self._process}, and this is a forked child: "
+                "settle its messages there"
+            )
         if _running_loop() is not self._loop:
             raise RuntimeError(
                 f"This lease of {self.session.queue} belongs to another event loop: settle its messages there, from "
@@ -236,7 +246,8 @@ class _OpenLease:
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Ask the session something, from any thread."""
-        if self._is_over or not self._loop.is_running() or _running_loop() is self._loop:
+        is_child = self._process != os.getpid()
+        if self._is_over or is_child or not self._loop.is_running() or _running_loop() is self._loop:
             return question()
 
         async def answer() -> _T:
@@ -246,7 +257,8 @@ class _OpenLease:
 
     async def leave(self, error: BaseException | None) -> None:
         """Settle the rest of the block, and end."""
-        if self._is_over:
+        if self._is_over or self._process != os.getpid():
+            # In a forked child the leases belong to another process.
             return
         self._is_over = True
         self._dropped.detach()
@@ -332,11 +344,12 @@ class AsyncLeasedBatch(SessionMessages):
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
+        self._lease.settle(self._failing(messages, reason, errors))
 
     async def release(self, messages: Messages) -> None:
         """Make messages visible again now, without the failure rule, because they were not processed.
@@ -360,11 +373,12 @@ class AsyncLeasedBatch(SessionMessages):
             reasons: By message id; see :meth:`fail`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended, or belongs to another event loop.
         """
-        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+        self._lease.settle(self._failing_each(reasons))
 
     async def flush(self) -> None:
         """Wait until SQS has confirmed all settlements so far: see :meth:`sqs_lease.LeasedBatch.flush`.
@@ -432,6 +446,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             on_failure=on_failure,
         )
         self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        check_listener(on_event)
         self._on_event = on_event
         self._client = client
         self._opening = asyncio.Lock()
@@ -463,7 +478,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         messages are given back.
 
         Args:
-            handle: Works on a message: a coroutine function.
+            handle: Works on a message: a coroutine function. A function that is none blocks the event loop while it
+                works, and is warned about.
             concurrency: How many messages are worked on at once, 1 to ``max_messages``; 1 by default.
             stop_within: See :meth:`sqs_lease.Consumer.run`. Work that still goes on then is cancelled.
 
@@ -472,10 +488,12 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
         Raises:
             ValueError: See :meth:`sqs_lease.Consumer.run`; the same for the following.
+            TypeError: ``handle`` is not a function, or it is a generator.
             sqs_lease.sqs.errors.SqsError: See above.
             LeasesLostError: See above.
             RuntimeError: See above.
         """
+        done_by = _Handling(handle, self._settings.queue).done
         async with self._running(concurrency, self._settings.options.max_messages, stop_within) as (queue, seconds):
             works: asyncio.Queue[Work] = asyncio.Queue()
             listener = None if self._on_event is None else Listener(self._on_event)
@@ -489,7 +507,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                         continue
                     settlement: Settlement = Release()
                     try:
-                        await handle(work.message)
+                        await done_by(handle(work.message))
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
@@ -540,9 +558,11 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
         Raises:
             ValueError: See :meth:`sqs_lease.Consumer.run_batches`; the same for the following.
+            TypeError: See :meth:`run`.
             sqs_lease.sqs.errors.SqsError: See above.
             RuntimeError: See above.
         """
+        done_by = _Handling(handle, self._settings.queue).done
         was_answered = False
 
         async def work_until_stopped() -> None:
@@ -556,7 +576,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                         if batch and self._stopping.is_set():
                             await batch.release(list(batch))
                         elif batch:
-                            await handle(batch)
+                            await done_by(handle(batch))
                 except SqsError as error:
                     if not was_answered:
                         raise
@@ -659,6 +679,39 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             self._on_stop = _nothing
             if self._is_closed:
                 await self._close()
+
+
+class _Handling:
+    """The calls of a user's function that works on messages.
+
+    Raises:
+        TypeError: It is not a function, or it is a generator, whose work would not be done.
+    """
+
+    def __init__(self, handle: object, queue: str) -> None:
+        if not callable(handle) or inspect.isasyncgenfunction(handle) or inspect.isgeneratorfunction(handle):
+            raise TypeError(
+                f"handle must be a coroutine function, not {handle!r}: a generator does its work only in a loop"
+            )
+        self._queue = queue
+        self._blocks = False
+
+    async def done(self, returned: object) -> None:
+        """Wait until the work is done that a call returned.
+
+        Raises:
+            UndoneWorkError: It would not be done by that.
+        """
+        if inspect.isawaitable(returned):
+            returned = await returned
+        elif not self._blocks:
+            self._blocks = True
+            logger.warning(
+                "The function that works on %s is not a coroutine function: leases are not extended while it blocks "
+                "the event loop. Use Consumer, or asyncio.to_thread",
+                self._queue,
+            )
+        check_done(returned)
 
 
 def _is_cancelled() -> bool:

@@ -36,9 +36,10 @@ from sqs_lease.keeper.consuming import (
     STOP_SECONDS,
     Consuming,
     Work,
+    check_done,
     class_and_place,
 )
-from sqs_lease.keeper.listening import Listener, ListenerThread
+from sqs_lease.keeper.listening import Listener, ListenerThread, check_listener
 from sqs_lease.keeper.loop_thread import LoopThread, LoopThreadError
 from sqs_lease.keeper.open_queue import OpenQueue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
@@ -242,6 +243,7 @@ class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
         batch: type[OwnLeasedBatch],
     ) -> None:
         self._settings = settings
+        check_listener(on_event)
         self._on_event = on_event
         self._opened = opened
         self._closes_queue = closes_queue
@@ -535,6 +537,7 @@ class LeasedBatch(ReceivedMessages, ABC):
                 :meth:`FailureRule.matching <sqs_lease.core.failure_rules.FailureRule.matching>`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
@@ -563,6 +566,7 @@ class LeasedBatch(ReceivedMessages, ABC):
             reasons: By message id; see :meth:`fail`.
 
         Raises:
+            TypeError: A reason is not a text, or another argument is of another type.
             KeyError: One is not of this batch.
             SettlementError: The service refused to settle some messages before.
             RuntimeError: The block has ended.
@@ -606,7 +610,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     def fail(self, messages: Messages, reason: str, *, errors: Sequence[str] = ()) -> None:
         """See :meth:`LeasedBatch.fail`."""
-        self._lease.settle(self._session.failing(self._chosen(messages), reason, errors))
+        self._lease.settle(self._failing(messages, reason, errors))
 
     def release(self, messages: Messages) -> None:
         """See :meth:`LeasedBatch.release`."""
@@ -614,7 +618,7 @@ class OwnLeasedBatch(SessionMessages, LeasedBatch):
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """See :meth:`LeasedBatch.fail_each`."""
-        self._lease.settle(self._session.failing(self._chosen(reasons), reasons))
+        self._lease.settle(self._failing_each(reasons))
 
     def flush(self) -> None:
         """See :meth:`LeasedBatch.flush`."""
@@ -680,6 +684,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             on_failure=on_failure,
         )
         self._settings = LeaseSettings(queue=queue, options=options, on_lost=on_lost)
+        check_listener(on_event)
         self._on_event = on_event
         self._client = client
         self._opening = threading.Lock()
@@ -747,7 +752,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         continue
                     settlement: Settlement = Release()
                     try:
-                        _check_done(handle(work.message))
+                        check_done(handle(work.message))
                         settlement = Delete()
                     except Exception as error:  # noqa: BLE001 - it is logged, and the failure rule settles the message
                         settlement = consumption.failed(work, error)
@@ -810,7 +815,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                         if batch and self._is_stopping:
                             batch.release(list(batch))
                         elif batch:
-                            _check_done(handle(batch))
+                            check_done(handle(batch))
                 except SqsError as error:
                     if not was_answered.is_set():
                         raise
@@ -965,12 +970,6 @@ def _check_handle(handle: object) -> None:
             f"handle must be a function that works on what it gets when it is called, not {handle!r}: for a coroutine "
             "function use AsyncConsumer; a generator does its work only in a loop"
         )
-
-
-def _check_done(returned: object) -> None:
-    """Fail work that has not begun, such as the coroutine that a lambda returned."""
-    if inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned):
-        raise TypeError(f"handle returned its work undone, as a {type(returned).__name__}")
 
 
 @contextmanager

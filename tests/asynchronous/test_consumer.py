@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,6 +122,57 @@ def test_a_message_is_settled_by_the_failure_rule_when_its_work_raises(program: 
     report = program.consume(work, seconds=10, on_failure=dead_letter())
     assert program.orders.queue.dead_letters == ["bad"]
     assert (report.deleted, report.dead_lettered) == (1, 1)
+
+
+async def generating(_: object) -> AsyncIterator[None]:
+    yield
+    pytest.fail("no loop runs it")
+
+
+@pytest.mark.parametrize("handle", [3, generating, partial(generating)], ids=repr)
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_a_handler_that_would_not_do_its_work_is_refused(program: Program, form: str, handle: Any) -> None:
+    program.orders.queue.send("a")
+
+    async def main() -> None:
+        async with program.consumer() as consumer:
+            with pytest.raises(TypeError, match="handle must be a coroutine function"):
+                await getattr(consumer, form)(handle)
+
+    program.run(main)
+    assert program.orders.queue.visible == ["a"]
+
+
+async def returning_a_coroutine(message: Message) -> object:
+    return at_once(message)
+
+
+async def returning_a_future(_: Message) -> object:
+    return Future()  # as a pool gives it for work that has not ended
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("work", [returning_a_coroutine, returning_a_future])
+def test_one_whose_work_is_returned_and_not_done_is_failed(
+    program: Program, work: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.orders.queue.send("a")
+    program.consume(work, seconds=10, on_failure=dead_letter())
+    assert program.orders.queue.dead_letters == ["a"]
+    assert "handle returned its work undone, as a " in caplog.text
+
+
+def test_work_of_a_plain_function_is_done_once_and_said_to_block(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.orders.queue.send("a", "b")
+    worked: list[str] = []
+    plain: Any = lambda message: worked.append(message.body)  # noqa: E731 - a function that type checkers refuse
+    report = program.consume(plain, seconds=10, on_failure=dead_letter())
+    assert (sorted(worked), report.deleted) == (["a", "b"], 2)
+    assert [record.levelname for record in caplog.records if "not a coroutine function" in record.message] == [
+        "WARNING"
+    ]
 
 
 def test_a_group_keeps_its_order_and_those_behind_a_failed_one_go_back_unworked(program: Program) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -513,3 +515,35 @@ def test_on_the_machines_own_time_it_takes_from_the_same_queues_as_lease(orders:
     with lease("orders", max_messages=1) as batch:
         assert [message.body for message in batch] == ["b"]
     assert orders.queue.deleted == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_told_that_it_has_no_lease_and_leaves_the_block_in_peace(orders: Orders) -> None:
+    orders.queue.send("a")
+
+    async def leave_as_a_child(block: AsyncLeaseBlock, batch: AsyncLeasedBatch) -> None:
+        signal.alarm(20)  # so that a child that hangs ends
+        assert batch.report().held == 1
+        with pytest.raises(RuntimeError, match=r"held by process \d+, and this is a forked child"):
+            await batch.succeed(batch)
+        # As sys.exit() in the child does.
+        await block.__aexit__(SystemExit, SystemExit(0), None)
+
+    async def main() -> None:
+        block = async_lease("orders", linger=0)
+        async with block as batch:
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    leave_as_a_child(block, batch).send(None)
+                except StopIteration:
+                    code = 0  # it ended, and waited for nothing
+                finally:
+                    os._exit(code)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert orders.queue.invisible == ["a"]
+
+    asyncio.run(main())
+    assert orders.queue.deleted == 1

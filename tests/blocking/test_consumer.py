@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread, get_ident
@@ -79,6 +80,10 @@ def generating(_: object) -> Iterator[None]:
     pytest.fail("no loop runs it")
 
 
+def in_a_pool(_: object) -> Future[None]:
+    return Future()  # as a pool gives it for work that has not ended
+
+
 class TestSingleMessages:
     @pytest.mark.parametrize("concurrency", [1, 8])
     def test_each_is_worked_on_once_and_deleted(self, orders: Orders, concurrency: int) -> None:
@@ -129,14 +134,17 @@ class TestSingleMessages:
         assert orders.queue.visible == ["a"]
 
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-    @pytest.mark.parametrize("work", [asynchronous, generating])
-    def test_one_whose_work_is_returned_and_not_done_is_failed(self, orders: Orders, work: Any) -> None:
+    @pytest.mark.parametrize("work", [asynchronous, generating, lambda message: map(str, [message]), in_a_pool])
+    def test_one_whose_work_is_returned_and_not_done_is_failed(
+        self, orders: Orders, work: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def through(message: Message) -> object:
             return work(message)
 
         orders.queue.send("a")
         run_until(orders, lambda: bool(orders.queue.dead_letters), through, on_failure=dead_letter())
         assert orders.queue.dead_letters == ["a"]
+        assert "handle returned its work undone, as a " in caplog.text
 
     def test_work_of_one_worker_is_done_in_the_callers_thread(self, orders: Orders) -> None:
         orders.queue.send("a")

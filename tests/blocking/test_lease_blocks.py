@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
+from functools import partial
 from random import Random
 from threading import Event, Thread, get_ident
 from typing import Any
@@ -23,6 +24,9 @@ from typing import Any
 import pytest
 
 from sqs_lease import (
+    AsyncConsumer,
+    Consumer,
+    DeadLetter,
     FailureRule,
     LeasedBatch,
     LeaseEvent,
@@ -33,6 +37,7 @@ from sqs_lease import (
     Settled,
     Settlement,
     SettlementError,
+    async_lease,
     blocking,
     by_exception,
     dead_letter,
@@ -45,6 +50,15 @@ from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, MemoryTransport, Operation, ScriptedFaults, TransportCall, no_faults
 from sqs_lease.testing.service_errors import UNAVAILABLE
 from tests.blocking.orders import DENIED, Orders, eventually, lost, no_message_left, refused
+
+
+async def asynchronous(_: object) -> None:
+    pytest.fail("no loop runs it")
+
+
+def generating(_: object) -> Iterator[None]:
+    yield
+    pytest.fail("no loop runs it")
 
 
 def bodies(batch: LeasedBatch) -> list[str]:
@@ -90,6 +104,26 @@ class TestBeforeTheBlock:
         with pytest.raises(TypeError, match=r"write `with lease\(\.\.\.\) as batch:`"):
             list(lease("orders", wait=0))  # type: ignore[call-overload]
 
+    @pytest.mark.parametrize("listener", [3, asynchronous, partial(asynchronous), generating], ids=repr)
+    def test_a_listener_that_would_do_nothing_is_refused(self, listener: Any) -> None:
+        for made in (lease, async_lease, Consumer, AsyncConsumer):
+            with pytest.raises(TypeError, match="on_event must be a function that does its work when it is called"):
+                made("orders", on_event=listener)
+
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_one_that_returns_its_work_undone_is_an_error_in_the_log(
+        self, orders: Orders, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        orders.queue.send("a")
+
+        def listener(event: LeaseEvent) -> Any:
+            return asynchronous(event)
+
+        with lease("orders", linger=0, on_event=listener):
+            pass
+        assert "The listener of a lease of orders failed" in caplog.text
+        assert "on_event returned its work undone, as a coroutine" in caplog.text
+
     def test_on_lost_is_checked(self) -> None:
         with pytest.raises(ValueError, match="on_lost must be 'warn' or 'raise', not 'fail'"):
             lease("orders", on_lost="fail")  # type: ignore[arg-type]
@@ -117,6 +151,81 @@ class Step:
 
 
 STEP: ContextVar[Step] = ContextVar("step")
+
+
+class TestArgumentsOfSettlements:
+    @pytest.mark.parametrize("rule", [release(), dead_letter()])
+    @pytest.mark.parametrize("reason", [ValueError("a body"), None], ids=repr)
+    def test_a_reason_that_is_not_a_text_is_refused_and_nothing_is_settled_by_it(
+        self, orders: Orders, rule: FailureRule, reason: Any
+    ) -> None:
+        orders.queue.send("a", "b")
+        with lease("orders", linger=0, on_failure=rule) as batch:
+            first, second = batch
+            with pytest.raises(TypeError, match="the reason for a failure must be a text") as refusal:
+                batch.fail(first, reason)
+            assert "a body" not in str(refusal.value)
+            with pytest.raises(TypeError, match="the reason for a failure must be a text"):
+                batch.fail_each({first.message_id: "is bad", second.message_id: reason})
+        assert orders.queue.deleted == 2
+
+    def test_each_reason_needs_its_message(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0) as batch:
+            for reasons in (*(m.message_id for m in batch), [m.message_id for m in batch]):
+                with pytest.raises(TypeError, match="fail_each takes a mapping of message ids to reasons"):
+                    batch.fail_each(reasons)  # type: ignore[arg-type]
+        assert orders.queue.deleted == 1
+
+    @pytest.mark.parametrize("errors", [[ValueError], "builtins.ValueError", ValueError("a body"), 3], ids=repr)
+    def test_classes_that_no_rule_would_find_are_refused(self, orders: Orders, errors: Any) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0, on_failure=by_exception({ValueError: dead_letter()})) as batch:
+            with pytest.raises(TypeError, match=r"errors takes .*builtins\.ValueError") as refusal:
+                batch.fail(list(batch), "is bad", errors=errors)
+            assert "a body" not in str(refusal.value)
+        assert orders.queue.deleted == 1
+
+    def test_a_built_in_class_needs_no_module_as_in_the_rule(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0, on_failure=by_exception({"ValueError": dead_letter()})) as batch:
+            batch.fail(list(batch), "is bad", errors=["ValueError"])
+        assert orders.queue.dead_letters == ["a"]
+
+    def test_a_message_may_be_named_by_what_tasks_get(self, orders: Orders) -> None:
+        orders.queue.send("a", "b")
+        with lease("orders", linger=0) as batch:
+            batch.release([message.as_dict() for message in batch])  # type: ignore[misc]
+        assert orders.queue.visible == ["a", "b"]
+
+    @pytest.mark.parametrize("named", [None, 3, [None], [{"Body": "a body"}]], ids=repr)
+    def test_what_is_no_message_is_refused_by_its_type(self, orders: Orders, named: Any) -> None:
+        orders.queue.send("a")
+        with lease("orders", linger=0) as batch:
+            with pytest.raises(TypeError, match="named by themselves or by their ids") as refusal:
+                batch.release(named)
+            assert "a body" not in str(refusal.value)
+
+    def test_a_body_in_the_place_of_an_id_is_not_quoted(self, orders: Orders) -> None:
+        orders.queue.send("a body")
+        with lease("orders", linger=0) as batch:
+            (message,) = batch
+            with pytest.raises(KeyError, match="a text of 6 characters that is not a message's id") as refusal:
+                batch.succeed(message.body)
+            assert "a body" not in str(refusal.value)
+
+    @pytest.mark.parametrize("settlement", [lambda: Release(2.5), lambda: DeadLetter(None)])  # type: ignore[arg-type]
+    def test_a_rule_that_answers_with_something_impossible_gives_back_at_once(
+        self, orders: Orders, settlement: Callable[[], Settlement]
+    ) -> None:
+        class Impossible(FailureRule):
+            def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
+                return settlement()
+
+        orders.queue.send("a")
+        with pytest.raises(ZeroDivisionError), lease("orders", linger=0, on_failure=Impossible()):
+            fail()
+        assert orders.queue.visible == ["a"]
 
 
 class TestABlockThatIsDropped:

@@ -168,7 +168,7 @@ def test_a_message_of_another_batch_is_refused(sqs: SQSClient, queue: str, make_
     send(sqs, queue, 1)
     with (
         lease(queue, client=make_client()) as batch,
-        pytest.raises(KeyError, match=r"not in this batch of .*: a stranger"),
+        pytest.raises(KeyError, match=r"not in this batch of .*: a text of 10 characters that is not a message's id"),
     ):
         batch.fail(["a stranger"], reason="it is bad")
 

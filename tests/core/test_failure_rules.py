@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from sqs_lease.core.failure_rules import (
     Release,
     backoff,
     by_exception,
+    checked_names,
     dead_letter,
     exception_names,
     expire,
@@ -258,7 +260,33 @@ MESSAGE = Message(Receipt("m0", "handle"), "a body")
 def test_a_message_is_named_by_its_id_or_by_itself(named: Any) -> None:
     assert MessageFailed(named).message_ids == ("m0",)
     assert MessageFailed([named]).message_ids == ("m0",)
-    assert str(MessageFailed([named])) == "1 message failed: m0"
+
+
+@pytest.mark.parametrize("name", ["ApiError", "print", ""])
+def test_a_name_that_no_exception_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not a built-in exception: write its class, or the name with the module"):
+        by_exception({name: dead_letter()})
+    with pytest.raises(ValueError, match="is not a built-in exception"):
+        checked_names([name])
+
+
+def test_the_text_of_the_exception_has_ids_and_no_bodies() -> None:
+    message_id = "0b7c0d6e-9d3c-4f5d-8f0a-6c2f4d1b9a77"
+    assert str(MessageFailed([message_id])) == f"1 message failed: {message_id}"
+    assert "a body" not in str(MessageFailed(["a body"]))
+
+
+@pytest.mark.parametrize("seconds", [2.5, True, "5", math.nan, -1, 43_201, timedelta(seconds=5)], ids=repr)
+def test_a_release_after_something_else_than_whole_seconds_is_refused(seconds: Any) -> None:
+    with pytest.raises(ValueError, match="delay_seconds must be an integer from 0 to 43200"):
+        Release(seconds)
+
+
+@pytest.mark.parametrize("reason", [None, ValueError("a body"), 3])
+def test_a_reason_that_is_not_a_text_is_refused_without_its_text(reason: Any) -> None:
+    with pytest.raises(TypeError, match="the reason for a failure must be a text, not ") as refusal:
+        DeadLetter(reason)
+    assert "a body" not in str(refusal.value)
 
 
 def test_the_keys_of_a_mapping_by_ids_are_named() -> None:
@@ -267,7 +295,7 @@ def test_the_keys_of_a_mapping_by_ids_are_named() -> None:
 
 @pytest.mark.parametrize("named", [3, [None], [{"Body": "a body"}], [["m0"]]], ids=repr)
 def test_what_is_no_message_and_no_id_is_refused_without_its_text(named: Any) -> None:
-    with pytest.raises(TypeError, match="takes messages or their ids") as refusal:
+    with pytest.raises(TypeError, match="named by themselves or by their ids") as refusal:
         MessageFailed(named)
     assert "a body" not in str(refusal.value)
 

@@ -97,6 +97,10 @@ def test_the_shortcut_fills_in_a_policy_without_a_visibility_of_its_own() -> Non
     assert resolve_policy(Never(), visibility=5) == Never(visibility=5)
 
 
+def test_one_visibility_in_two_forms_is_no_contradiction() -> None:
+    assert resolve_policy(Never(visibility=5), visibility=timedelta(seconds=5)).visibility_seconds == 5
+
+
 def test_two_visibilities_that_differ_are_a_contradiction() -> None:
     with pytest.raises(ValueError, match="contradicts"):
         resolve_policy(Never(visibility=5), visibility=6)

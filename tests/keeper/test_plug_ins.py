@@ -67,6 +67,21 @@ def test_a_policy_that_fails_is_replaced_and_its_leases_and_those_of_others_go_o
     assert len(failures_logged(caplog)) == 1
 
 
+def test_a_policy_that_is_always_due_makes_two_calls_a_second_at_most(setting: Setting) -> None:
+    class AlwaysDue(Broken):
+        def renew_at(self, lease: LeaseTimes) -> float:
+            return lease.received_at - 5
+
+    async def scenario(keeper: Keeper) -> None:
+        batch = keeper.open_batch(QUEUE, policy=AlwaysDue(visibility=30))
+        batch.add(messages(1), received_at=setting.clock.now())
+        await asyncio.sleep(10)
+        assert (batch.report().held, batch.report().late) == (1, 0)
+        assert 10 <= batch.report().extension_calls <= 20
+
+    setting.run(scenario)
+
+
 def test_a_policy_that_stalls_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
 

@@ -13,8 +13,9 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from threading import Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import boto3
 import pytest
 from botocore.exceptions import SSLError
 from cryptography import x509
@@ -315,3 +316,17 @@ def test_a_change_of_the_environment_counts_for_the_next_client(
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert make_client().meta.region_name == "eu-south-1"
+
+
+@pytest.mark.parametrize("service", ["s3", "sns"])
+def test_a_client_of_another_service_is_refused(service: str) -> None:
+    client: Any = boto3.client(service, region_name="us-east-1")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=f"must be an SQS client of boto3, .*, not a client of {service}"):
+        Boto3Transport(client)
+
+
+def test_what_is_no_client_is_refused_by_its_type() -> None:
+    resource: Any = boto3.resource("sqs", region_name="us-east-1")
+    for given in (resource, object(), boto3.Session()):
+        with pytest.raises(TypeError, match="must be an SQS client of boto3, "):
+            Boto3Transport(given)  # type: ignore[arg-type]

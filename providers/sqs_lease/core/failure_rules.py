@@ -13,6 +13,7 @@ messages: the work did fail.
 
 from __future__ import annotations
 
+import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, Receipt
 
 RELEASES_AT_ONCE: Final = 3
 """How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
@@ -44,8 +45,9 @@ class Release:
     delay_seconds: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.delay_seconds <= MAX_VISIBILITY_SECONDS:
-            raise ValueError(f"delay_seconds must be between 0 and {MAX_VISIBILITY_SECONDS}, not {self.delay_seconds}")
+        seconds = self.delay_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int) or not 0 <= seconds <= MAX_VISIBILITY_SECONDS:
+            raise ValueError(f"delay_seconds must be an integer from 0 to {MAX_VISIBILITY_SECONDS}, not {seconds!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ class DeadLetter:
     """A move to the dead-letter queue: send it there with ``reason`` as a message attribute, then delete it here."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        check_reason(self.reason)
 
 
 Settlement: TypeAlias = Delete | Release | Expire | DeadLetter
@@ -252,12 +257,13 @@ def by_exception(
 
     Raises:
         TypeError: A key is neither an exception's class nor a name, or a value is not a failure rule.
-        ValueError: There are no rules, a rule is itself ``by_exception()``, or two rules are for one class.
+        ValueError: There are no rules, a rule is itself ``by_exception()``, two rules are for one class, or a name
+            without a dot is not that of a built-in exception.
     """
     by_name: dict[str, FailureRule] = {}
     for error, rule in rules.items():
         name = error if isinstance(error, str) else _class_name(error)
-        name = exception_name(name if "." in name else f"builtins.{name}")
+        name = _qualified(name)
         if name in by_name:
             raise ValueError(f"by_exception has two rules for {name}")
         by_name[name] = rule
@@ -288,6 +294,49 @@ def exception_names(error: BaseException) -> tuple[str, ...]:
     return tuple(exception_name(f"{kind.__module__}.{kind.__qualname__}") for kind in kinds)
 
 
+def checked_names(errors: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of an exception's classes as rules know them; a name without a dot is a built-in exception's.
+
+    Raises:
+        TypeError: They are not the names of classes.
+        ValueError: A name without a dot is not that of a built-in exception.
+    """
+    # The type alone: an exception's text may quote a message.
+    if isinstance(errors, str) or not isinstance(errors, Sequence):
+        raise TypeError(f'errors takes a list of class names such as ["builtins.ValueError"], not {_kind(errors)}')
+    for name in errors:
+        if not isinstance(name, str):
+            raise TypeError(f'errors takes names of classes such as "builtins.ValueError", not {_kind(name)}')
+    return tuple(map(_qualified, errors))
+
+
+def _qualified(name: str) -> str:
+    if "." in name:
+        return exception_name(name)
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        # Any other text may quote a message.
+        shown = repr(name) if name.isidentifier() else f"a text of {len(name)} characters"
+        text = f"{shown} is not a built-in exception: write its class, or the name with the module"
+        raise ValueError(text)  # noqa: TRY004 - it is a text, and another text would do
+    return f"builtins.{name}"
+
+
+def check_reason(reason: object) -> None:
+    """Check the reason for a failure.
+
+    Raises:
+        TypeError: It is not a text.
+    """
+    if not isinstance(reason, str):
+        # The type alone: an exception's text may quote a message.
+        raise TypeError(f"the reason for a failure must be a text, not {_kind(reason)}")
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__qualname__}" if isinstance(value, type) else f"a value of {type(value).__qualname__}"
+
+
 def exception_name(name: str) -> str:
     """Return a class's qualified name without the prefix that Airflow gives the modules of DAG files."""
     return _DAG_FILE_MODULE.sub("", name)
@@ -304,8 +353,38 @@ _MAX_REASON: Final = 500
 
 _ID: Final = "MessageId"
 
-_Named: TypeAlias = str | Message | Mapping[str, Any]
-"""A message's id, the message, or a mapping in the shape of the SQS API, as tasks of Airflow get it."""
+_MESSAGE_ID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+NamedMessage: TypeAlias = str | Message | Receipt | Mapping[str, Any]
+"""A message's id, the message, its receipt, or a mapping in the shape of the SQS API, as tasks of Airflow get it."""
+
+
+def ids_of(messages: NamedMessage | Iterable[NamedMessage]) -> tuple[str, ...]:
+    """Return the ids of one message or of several. Of a mapping by ids, the keys count.
+
+    Raises:
+        TypeError: A value is neither a message nor an id.
+    """
+    is_one = isinstance(messages, str | Message | Receipt) or (isinstance(messages, Mapping) and _ID in messages)
+    several = messages if isinstance(messages, Iterable) and not is_one else [messages]
+    return tuple(map(_id_of, several))
+
+
+def _id_of(named: object) -> str:
+    if isinstance(named, Message | Receipt):
+        return named.message_id
+    name = named.get(_ID) if isinstance(named, Mapping) else named
+    if isinstance(name, str):
+        return name
+    # The type alone: the text of a value may have a body.
+    raise TypeError(f"messages are named by themselves or by their ids, not by {_kind(named)}")
+
+
+def shown_id(message_id: str) -> str:
+    """Return an id for an error or a log. Any other text is left out: it may be a body."""
+    if _MESSAGE_ID.fullmatch(message_id):
+        return message_id
+    return f"a text of {len(message_id)} characters that is not a message's id"
 
 
 class MessageFailed(Exception):  # noqa: N818 - named by what happened, like AirflowFailException
@@ -332,24 +411,11 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
         TypeError: An argument is neither a message nor an id.
     """
 
-    def __init__(self, message_ids: _Named | Iterable[_Named]) -> None:
-        # Of a mapping by ids, the keys count.
-        is_one = isinstance(message_ids, str | Message) or (isinstance(message_ids, Mapping) and _ID in message_ids)
-        named = message_ids if isinstance(message_ids, Iterable) and not is_one else [message_ids]
-        self.message_ids = tuple(map(_message_id, named))
+    def __init__(self, message_ids: NamedMessage | Iterable[NamedMessage]) -> None:
+        self.message_ids = ids_of(message_ids)
         count = len(self.message_ids)
         failed = "1 message failed" if count == 1 else f"{count} messages failed"
-        super().__init__(f"{failed}: {', '.join(self.message_ids[:10])}")
-
-
-def _message_id(named: object) -> str:
-    if isinstance(named, Message):
-        return named.message_id
-    name = named.get(_ID) if isinstance(named, Mapping) else named
-    if isinstance(name, str):
-        return name
-    # The type alone: the text of a value may have a body.
-    raise TypeError(f"MessageFailed takes messages or their ids, not {type(named).__name__}")
+        super().__init__(f"{failed}: {', '.join(map(shown_id, self.message_ids[:10]))}")
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:

@@ -62,11 +62,12 @@ def resolve_policy(policy: RenewalPolicy | str | None, *, visibility: Duration |
     if isinstance(policy, RenewalPolicy):
         if visibility is None:
             return policy
-        if policy.visibility is not None and policy.visibility != visibility:
+        with_visibility = replace(policy, visibility=visibility)
+        if policy.visibility is not None and policy.visibility_seconds != with_visibility.visibility_seconds:
             raise ValueError(
                 f"visibility={visibility!r} contradicts the policy's own visibility={policy.visibility!r}; give it once"
             )
-        return replace(policy, visibility=visibility)
+        return with_visibility
     if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)} or a policy object, not {policy!r}")
     try:

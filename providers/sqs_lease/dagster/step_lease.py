@@ -492,7 +492,7 @@ class RecordingBatch(OwnLeasedBatch):
             KeyError: One is not of this batch.
             RuntimeError: The lease has ended.
         """
-        self._record(self._session.failing(self._chosen(messages), reason, errors))
+        self._record(self._failing(messages, reason, errors))
 
     def fail_each(self, reasons: Mapping[str, str]) -> None:
         """Fail messages for good, each for a reason of its own; see :meth:`fail`.
@@ -504,7 +504,7 @@ class RecordingBatch(OwnLeasedBatch):
             KeyError: One is not of this batch.
             RuntimeError: The lease has ended.
         """
-        self._record(self._session.failing(self._chosen(reasons), reasons))
+        self._record(self._failing_each(reasons))
 
     def count_failed(self) -> int:
         """Return how many messages were failed so far."""

@@ -22,10 +22,12 @@ one by the end of its work. Workers are threads or tasks, which take the message
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from heapq import heappop, heappush
 from typing import Final
@@ -386,8 +388,29 @@ class Consuming:
             return
 
 
+_UNDONE: Final = (Future, map, filter)
+
+
+class UndoneWorkError(TypeError):
+    """An error: a function returned its work undone, so its messages are failed and not deleted."""
+
+
+def check_done(returned: object) -> None:
+    """Fail work that is not done when its function returns, such as the coroutine that a lambda returned.
+
+    Raises:
+        UndoneWorkError: It is not done.
+    """
+    is_undone = inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned)
+    if is_undone or isinstance(returned, _UNDONE):
+        kind = type(returned).__name__
+        raise UndoneWorkError(f"handle returned its work undone, as a {kind}: it must return when the work is done")
+
+
 def class_and_place(error: BaseException) -> str:
     """Describe an exception by its class and where it was raised. Its text is left out: it may quote a message."""
+    if isinstance(error, UndoneWorkError):
+        return str(error)
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else name

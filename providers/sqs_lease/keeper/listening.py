@@ -7,6 +7,7 @@ would be extended for as long as its thread lived. So only the owner of the leas
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import weakref
@@ -16,6 +17,25 @@ from sqs_lease.core.events import LeaseEvent
 from sqs_lease.keeper.batch import EventListener
 
 logger = logging.getLogger(__name__)
+
+
+def check_listener(listener: object) -> None:
+    """Refuse a listener that would do nothing when it is called.
+
+    Raises:
+        TypeError: It is not a function, or it is one for an event loop, and the thread that calls it has no loop.
+    """
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if listener is not None and (not callable(listener) or any(is_kind(listener) for is_kind in kinds)):
+        raise TypeError(
+            f"on_event must be a function that does its work when it is called, not {listener!r}: it is called in a "
+            "separate thread. In asyncio programs let it call loop.call_soon_threadsafe()"
+        )
+
+
+def _check_done(returned: object) -> None:
+    if inspect.isawaitable(returned):
+        raise TypeError(f"on_event returned its work undone, as a {type(returned).__name__}")
 
 
 class Listener:
@@ -73,7 +93,8 @@ class ListenerThread:
         if listener is None:
             return
         try:
-            listener.call(event)
+            returned: object = listener.call(event)
+            _check_done(returned)
         except BaseException:
             # SystemExit, too: it would end this thread, and the listener would miss all later events.
             if not self._failed:

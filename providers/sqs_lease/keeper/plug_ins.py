@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 LONGEST_ANSWER_SECONDS: Final = 0.25
 """A policy that takes longer keeps all leases of the process waiting; it is not called again."""
 
+SHORTEST_PERIOD_SECONDS: Final = 0.5
+"""The time between two renewals of a lease by a policy of the user's own, at least; less for a lease that is shorter
+than twice that."""
+
 _OURS: Final = (Growing, Threshold, Buffered, Fixed, Never)
 
 _T = TypeVar("_T")
@@ -120,7 +124,11 @@ class _GuardedPolicy(RenewalPolicy):
 
     def renew_at(self, lease: LeaseTimes) -> float | None:
         """Return the time of the next renewal, by the policy or its replacement; None for never."""
-        return self.guard.ask(lambda policy: policy.renew_at(lease))
+        at = self.guard.ask(lambda policy: policy.renew_at(lease))
+        if at is None:
+            return None
+        # A time that has always passed would make one call after the other, thousands a second.
+        return max(at, lease.renewed_at + min(SHORTEST_PERIOD_SECONDS, (lease.deadline - lease.renewed_at) / 2))
 
     def extension_seconds(self, lease: LeaseTimes, now: float) -> float:
         """Return the extension in seconds, by the policy or its replacement; 0 if that gives no number."""

@@ -42,9 +42,13 @@ from sqs_lease.core.failure_rules import (
     Delete,
     Release,
     Settlement,
+    check_reason,
+    checked_names,
     exception_names,
     failed_by_exception,
+    ids_of,
     named_message_ids,
+    shown_id,
 )
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
@@ -518,11 +522,10 @@ class ReceivedMessages:
         return self._queue_url
 
     def _chosen(self, messages: Messages) -> list[Message]:
-        several = [messages] if isinstance(messages, Message | str) else messages
-        ids = [message if isinstance(message, str) else message.message_id for message in several]
+        ids = ids_of(messages)
         unknown = [message_id for message_id in ids if message_id not in self._by_id]
         if unknown:
-            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(str, unknown))}")
+            raise KeyError(f"not in this batch of {self.queue_url}: {', '.join(map(shown_id, unknown))}")
         return [self._by_id[message_id] for message_id in ids]
 
 
@@ -535,6 +538,17 @@ class SessionMessages(ReceivedMessages):
 
     def _settlements(self, messages: Messages, settlement: Settlement) -> dict[Receipt, Settlement]:
         return dict.fromkeys((message.receipt for message in self._chosen(messages)), settlement)
+
+    def _failing(self, messages: Messages, reason: str, errors: Sequence[str]) -> dict[Receipt, Settlement]:
+        check_reason(reason)
+        return self._session.failing(self._chosen(messages), reason, checked_names(errors))
+
+    def _failing_each(self, reasons: Mapping[str, str]) -> dict[Receipt, Settlement]:
+        if not isinstance(reasons, Mapping):
+            raise TypeError(f"fail_each takes a mapping of message ids to reasons, not a {type(reasons).__name__}")
+        for reason in reasons.values():
+            check_reason(reason)
+        return self._session.failing(self._chosen(list(reasons)), reasons)
 
     def _holds_for_certain(self, message: Message | str) -> Callable[[], bool]:
         (chosen,) = self._chosen(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,10 +40,14 @@ class Boto3Transport(ClientTransport):
     Args:
         client: ``boto3.client("sqs", config=client_config())``, ready for use. The transport owns it: it shortens the
             read timeout of all calls except long polls, and closes it.
+
+    Raises:
+        TypeError: It is not an SQS client of boto3.
     """
 
     def __init__(self, client: SQSClient) -> None:
         super().__init__()
+        _check_client(client)
         self._given = cast("Any", client)  # the stubs lack some of its attributes
         # One thread for each connection, started when it is needed. The capacity decides which call goes next, so no
         # call ever waits in the pool's own queue.
@@ -86,6 +91,19 @@ class Boto3Transport(ClientTransport):
         self._given.close()
         # A loop of leases would have those of the last ten seconds.
         self._threads.end()
+
+
+def _check_client(client: object) -> None:
+    service = getattr(getattr(getattr(client, "meta", None), "service_model", None), "service_name", None)
+    calls = getattr(client, "_make_api_call", None)
+    if service == "sqs" and calls is not None and not inspect.iscoroutinefunction(calls):
+        return
+    given = (
+        f"a client of {service}"
+        if service not in (None, "sqs")
+        else f"{type(client).__module__}.{type(client).__qualname__}"
+    )
+    raise TypeError(f'client must be an SQS client of boto3, as boto3.client("sqs") returns it, not {given}')
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:

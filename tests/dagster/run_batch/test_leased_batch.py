@@ -81,7 +81,7 @@ def test_a_message_that_another_step_has_failed_is_not_given_to_later_steps(fold
 
 def test_a_message_of_another_batch_cannot_be_failed(folder: BatchFolder) -> None:
     def work(batch: RunBatch, _: int) -> None:
-        with pytest.raises(KeyError, match="m7"):
+        with pytest.raises(KeyError, match="not in this batch"):
             batch.fail("m7", "torn")
 
     assert execute(folder, work).success

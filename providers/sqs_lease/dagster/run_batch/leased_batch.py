@@ -26,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 from sqs_lease.blocking import LeasedBatch
+from sqs_lease.core.failure_rules import check_reason, checked_names
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.retries import exception_of_work
@@ -155,9 +156,13 @@ class RunBatch(LeasedBatch):
         self._fail(reasons, ())
 
     def _fail(self, reasons: Mapping[str, str], errors: Sequence[str]) -> None:
+        for reason in reasons.values():
+            check_reason(reason)
+        names = checked_names(errors)
+
         def failed(work: PieceOfWork, ids: frozenset[str]) -> PieceOfWork:
             new = {message_id: reason for message_id, reason in reasons.items() if message_id in ids}
-            classes = dict.fromkeys(ids, tuple(errors)) if errors else {}
+            classes = dict.fromkeys(ids, names) if names else {}
             return replace(work, failed={**work.failed, **new}, errors={**work.errors, **classes})
 
         self._settle(list(reasons), failed)
