@@ -501,7 +501,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
             consumption = Consuming(queue, self._settings, listening, works.put_nowait, concurrency=concurrency)
 
             async def work_until_cancelled() -> None:
-                while True:
+                while not _is_cancelled():
                     work = await works.get()
                     if not consumption.claim(work):
                         continue

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -549,6 +550,24 @@ def test_a_batch_is_given_back_when_its_work_does_not_end_in_time(program: Progr
 
     program.run(main)
     assert program.orders.queue.visible == ["a"]
+
+
+def test_work_that_swallows_its_cancellation_does_not_keep_the_consumer_running(program: Program) -> None:
+    program.orders.queue.send("a", "b")
+
+    async def main() -> None:
+        async with program.consumer(linger=0) as consumer:
+
+            async def work(_: Message) -> None:
+                consumer.stop()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(3_600)
+
+            await consumer.run(work, stop_within=5)
+            assert program.clock.now() < 10
+
+    program.run(main)
+    assert sorted(program.orders.queue.visible) == ["a", "b"]
 
 
 def test_leases_of_one_consumer_share_its_client(program: Program) -> None:
