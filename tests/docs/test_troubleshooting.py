@@ -18,7 +18,7 @@ CAUGHT_WITHIN = {
     *("LoopThreadError", "NotTrueOrFalseError", "StepFailedError"),
     *("CommandError", "NothingToInferError", "PartitionKeyError"),
     *("NotJsonError", "NotANotificationError", "BadContentError", "ObjectUnavailableError"),
-    *("OverAllowanceError", "SpoolFullError", "DiffersError", "TooSlowError"),
+    *("OverAllowanceError", "SpoolFullError", "DiffersError", "TooSlowError", "UndoneWorkError"),
 }
 """Errors that users do not meet by name: the package catches them, and tells of them in other words."""
 
