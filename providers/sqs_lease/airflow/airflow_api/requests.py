@@ -106,7 +106,7 @@ RETURN_VALUE_KEY: Final = BaseXCom.XCOM_RETURN_KEY
 
 
 PATIENCE_SECONDS: Final = 120.0
-"""How long a value that must be published is offered again while no answer comes.
+"""How long a value that must be published is offered again until Airflow answers.
 
 A triggerer's first answer can take half a minute on a busy machine: its supervisor loads the API server's code for it.
 """
