@@ -22,7 +22,6 @@ FEW_LINES: Final = 40
 
 TESTED_THROUGH: Final = {
     "airflow/filter_process.py": ("tests/airflow/test_filters.py", "the process in which filters run"),
-    "cli/causes.py": ("tests/cli/test_redrive.py", "what `redrive` prints"),
     "cli/contract/checks.py": ("tests/cli/test_verify.py", "values of the checks that `verify` runs"),
     "cli/contract/client.py": ("tests/cli/test_verify.py", "the service that `verify` checks"),
     "cli/contract/dead_letters.py": ("tests/cli/test_verify.py", "checks that `verify` runs on services with flaws"),

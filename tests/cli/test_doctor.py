@@ -189,8 +189,7 @@ def test_waiting_dead_letters_are_a_note_with_the_command_that_says_why(orders: 
     ground.sqs.send_message(QueueUrl=ground.url(dead), MessageBody="one")
     change = findings(orders)["dead_letters"]["change"]
 
-    # `peek` shows no values of attributes, and a reason is one.
-    assert f"`sqs-lease redrive {dead} --dry-run` shows why" in change
+    assert f"`sqs-lease peek {dead}` shows why" in change
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from sqs_lease.cli import peek, sampling
+from sqs_lease.cli import peek
 from sqs_lease.core.calls import EntryAnswer, Verdict
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
 from tests.cli.commands import sqs_lease
+from tests.cli.memory_command import REASONS, dead_letter
 
 __all__ = ["leased_queues"]
 
@@ -23,8 +24,8 @@ SECRET = '{"card": "4711"}'
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(sampling, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(peek, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(peek, "LINGER_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -163,6 +164,50 @@ def test_it_says_the_price_before_it_receives(orders: LeasedQueue, monkeypatch: 
     assert "orders allows 3 receives (maxReceiveCount)" in words(ran.err)
 
 
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_a_dead_letter_has_the_reason_that_was_written(leased_queues: LeasedQueues, columns: int) -> None:
+    queue = leased_queues.create("orders")
+    dead_letter(leased_queues, queue, 4)
+
+    ran = sqs_lease("peek", queue.dead_letter_url, columns=columns)
+
+    assert max(map(len, ran.out.splitlines())) <= columns
+    for reason in REASONS:
+        assert words(ran.out).count(reason) == 2 or columns == 50
+    assert "sqs_lease_reason" not in ran.out
+    assert "order 0" not in ran.out + ran.err
+    messages = peeked(queue.dead_letter_url)["messages"]
+    assert [message["reason"] for message in messages] == [*REASONS, *REASONS]
+
+
+def test_what_sqs_moved_there_has_no_reason_but_a_source(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", "an order", max_receive_count=1)
+    for _ in range(2):
+        sqs_lease("peek", "orders")
+
+    (message,) = peeked(queue.dead_letter_url)["messages"]
+    assert (message["reason"], message["source_queue"]) == (None, "orders")
+    assert "received too often from orders" in words(sqs_lease("peek", queue.dead_letter_url).out)
+
+
+def test_a_reason_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders")
+    attributes = {"sqs_lease_reason": {"DataType": "String", "StringValue": "\x9b31mred [bold]"}}
+    leased_queues.sqs.send(queue.dead_letter_url, "an order", message_attributes=attributes)
+
+    assert "\\x9b31mred [bold]" in sqs_lease("peek", queue.dead_letter_url).out
+
+
+def test_a_long_reason_is_cut_for_people_and_whole_for_programs(leased_queues: LeasedQueues) -> None:
+    queue, reason = leased_queues.create("orders"), "x" * 2_000
+    attributes = {"sqs_lease_reason": {"DataType": "String", "StringValue": reason}}
+    leased_queues.sqs.send(queue.dead_letter_url, "an order", message_attributes=attributes)
+
+    shown = sqs_lease("peek", queue.dead_letter_url).out
+    assert (shown.count("x"), shown.count("…")) == (300, 1)
+    assert peeked(queue.dead_letter_url)["messages"][0]["reason"] == reason
+
+
 def test_a_queue_without_a_dead_letter_queue_moves_nothing(orders: LeasedQueue) -> None:
     ran = sqs_lease("peek", orders.dead_letter_url)
 
@@ -184,7 +229,7 @@ def test_the_last_receive_is_told_apart(leased_queues: LeasedQueues) -> None:
 
 def test_no_more_are_received_than_asked_for(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
     # As many as are asked for are there, so nothing waits for this long.
-    monkeypatch.setattr(sampling, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(peek, "LINGER_SECONDS", 60.0)
     leased_queues.create("orders", *map(str, range(30)))
 
     assert len(peeked("orders", "--max", "12")["messages"]) == 12

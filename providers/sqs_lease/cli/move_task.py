@@ -11,7 +11,7 @@ after the tasks that were listed before. That is certain, because SQS refuses a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Self
 
 from sqs_lease.cli.output import CommandError, ExitCode
@@ -81,9 +81,9 @@ class FollowedTask:
             SqsError: The tasks cannot be listed.
         """
         tasks = await transport.move_tasks(source_arn)
-        if active_task(tasks) is None:
-            return None
         began = [task.started_at for task in tasks if not task.is_active]
+        if len(began) == len(tasks):
+            return None
         return cls(transport, source_arn, max(began, default=0.0))
 
     async def listed(self) -> MoveTask | None:
@@ -149,8 +149,3 @@ class FollowedTask:
                     return task
                 raise CommandError(f"{failure} {_GOES_ON}", ExitCode.TROUBLE)
             await asyncio.sleep(LOOK_SECONDS / 4)
-
-
-def active_task(tasks: Sequence[MoveTask]) -> MoveTask | None:
-    """Return the active task, beside which SQS does not start another one; None without one."""
-    return next((task for task in tasks if task.is_active), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,16 +21,56 @@ from sqs_lease.cli.message_text import age_seconds, harmless, size_bytes
 from sqs_lease.cli.options import EndpointUrl, Json, Profile, Queue, Region, aws_access
 from sqs_lease.cli.output import ExitCode, Mark, console, print_json
 from sqs_lease.cli.remarks import print_remarks
-from sqs_lease.cli.sampling import Sample, look
 from sqs_lease.cli.session import queue_session
+from sqs_lease.clock import SystemClock
+from sqs_lease.core.events import Outcome
 from sqs_lease.core.messages import Message
+from sqs_lease.core.policies import Growing
+from sqs_lease.keeper.driver import REASON_ATTRIBUTE
+from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.move_tasks import RedriveTransport
-from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.sqs.transport import QueueAttributes, Transport
 
 MOST_MESSAGES: Final = 10_000
 
+CAUSE_CHARACTERS: Final = 300
+"""How much of the reason for a dead letter is shown to people."""
+
+HELD_SECONDS: Final = 60
+"""The visibility timeout that messages are received with."""
+
+WAIT_SECONDS: Final = 2.0
+"""How long to wait for a first message."""
+
+LINGER_SECONDS: Final = 1.0
+"""How long to wait for more after that."""
+
+_SOURCE_ARN: Final = "DeadLetterQueueSourceArn"
+
 ANY_WIDTH: Final = 10_000
 """A width that is larger than any terminal's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample of messages.
+
+    Attributes:
+        messages: The messages.
+        looked_at: When they were received, in seconds since the epoch.
+        given_back: How many of them are visible again; the others will be within a minute.
+    """
+
+    messages: Sequence[Message]
+    looked_at: float
+    given_back: int
+
+    @property
+    def not_given_back(self) -> str:
+        """Return a sentence with the number of messages that could not be given back; empty without any."""
+        left = len(self.messages) - self.given_back
+        return "" if not left else f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s."
 
 
 def peek(
@@ -50,6 +91,8 @@ def peek(
 
     SQS shows a message only to a consumer that receives it. So the receive count of each message goes up by one, and
     other consumers cannot receive it for a moment. In a terminal it asks first if the queue has a dead-letter queue.
+
+    Of a dead letter it shows the reason that `dead_letter()` wrote, or the queue that SQS moved it from.
     """
     with queue_session(aws_access(region, profile, endpoint_url), queue) as session:
         url, attributes = session.run(_read(session.transport, queue))
@@ -70,6 +113,33 @@ def peek(
 async def _read(transport: RedriveTransport, queue: str) -> tuple[str, QueueAttributes]:
     url = await transport.queue_url(queue)
     return url, await transport.queue_attributes(url)
+
+
+async def look(transport: Transport, url: str, most: int) -> Sample:
+    """Receive some messages and give them back, also when it is cancelled.
+
+    Args:
+        transport: Reaches SQS.
+        url: The queue's URL.
+        most: Most messages to receive.
+
+    Raises:
+        sqs_lease.sqs.errors.SqsError: The queue cannot be received from.
+    """
+    clock = SystemClock()
+    async with Keeper(transport, clock=clock) as keeper:
+        batch = keeper.open_batch(url, policy=Growing(visibility=HELD_SECONDS))
+
+        def hold(reception: Reception) -> None:
+            batch.add(reception.messages, received_at=reception.received_at, sent_at=reception.sent_at)
+
+        receiver = Receiver(transport, url, visibility_seconds=HELD_SECONDS, clock=clock)
+        try:
+            collected = await receiver.collect(most, wait=WAIT_SECONDS, linger=LINGER_SECONDS, on_received=hold)
+        finally:
+            settled = await batch.release_all()
+    given_back = sum(each.outcome is Outcome.RELEASED for each in settled.values())
+    return Sample(collected.messages, clock.wall(), given_back)
 
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
@@ -111,7 +181,8 @@ def _table(attributes: QueueAttributes, sample: Sample, screen: Console) -> Tabl
 
 def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
     """Return a table with a row for each message; optional values have columns of their own, or are below its id."""
-    has_attributes = any(message.message_attributes for message in sample.messages)
+    has_attributes = any(_attributes(message) for message in sample.messages)
+    has_causes = any(_cause(message) for message in sample.messages)
     has_groups = any(message.message_group_id is not None for message in sample.messages)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("message", overflow="fold")
@@ -122,15 +193,18 @@ def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
         table.add_column("group", overflow="fold")
     if has_attributes and not below:
         table.add_column("attributes", overflow="fold")
+    if has_causes and not below:
+        table.add_column("cause", overflow="fold")
     for message in sample.messages:
         age = age_seconds(message, sample.looked_at)
         most = attributes.max_receive_count
         is_last = most is not None and message.receive_count >= most
         message_id = _literal(message.message_id)
         group = _literal(message.message_group_id or "")
-        names = _literal(", ".join(sorted(message.message_attributes)))
+        names = _literal(_attributes(message))
+        cause = _literal(_cause(message))
         table.add_row(
-            _with_details(message_id, group=group, attributes=names) if below else message_id,
+            _with_details(message_id, group=group, attributes=names, cause=cause) if below else message_id,
             "" if age is None else shown_duration(round(age)),
             Text(
                 f"{message.receive_count}" if most is None else f"{message.receive_count} of {most}",
@@ -139,8 +213,31 @@ def _rows(attributes: QueueAttributes, sample: Sample, *, below: bool) -> Table:
             f"{size_bytes(message):,}",
             *([group] if has_groups and not below else []),
             *([names] if has_attributes and not below else []),
+            *([cause] if has_causes and not below else []),
         )
     return table
+
+
+def _attributes(message: Message) -> str:
+    """Return the names of its attributes; the reason of `dead_letter()` is shown as the cause."""
+    return ", ".join(sorted(name for name in message.message_attributes if name != REASON_ATTRIBUTE))
+
+
+def _cause(message: Message) -> str:
+    """Return why a message was dead-lettered; empty if it does not say."""
+    source, reason = _source_queue(message), _reason(message)
+    if not reason:
+        return f"received too often from {source}" if source else ""
+    return reason if len(reason) <= CAUSE_CHARACTERS else f"{reason[:CAUSE_CHARACTERS]}…"
+
+
+def _reason(message: Message) -> str:
+    return str(message.message_attributes.get(REASON_ATTRIBUTE, {}).get("StringValue") or "")
+
+
+def _source_queue(message: Message) -> str:
+    """Return the name of the queue that SQS moved a message from; empty if it moved it from none."""
+    return _name(message.attributes.get(_SOURCE_ARN, ""))
 
 
 def _literal(text: str) -> Text:
@@ -185,6 +282,8 @@ def _as_json(url: str, attributes: QueueAttributes, sample: Sample, *, bodies: b
                 "bytes": size_bytes(message),
                 "message_group_id": message.message_group_id,
                 "attributes": sorted(message.message_attributes),
+                "reason": _reason(message) or None,
+                "source_queue": _source_queue(message) or None,
                 **({"body": message.body} if bodies else {}),
             }
             for message in sample.messages

@@ -59,12 +59,10 @@ RECORDED: Final[Mapping[str, Needs]] = {
         Place.DEAD_LETTERS: frozenset(
             {
                 "sqs:CancelMessageMoveTask",
-                "sqs:ChangeMessageVisibility",
                 "sqs:GetQueueAttributes",
                 "sqs:GetQueueUrl",
                 "sqs:ListDeadLetterSourceQueues",
                 "sqs:ListMessageMoveTasks",
-                "sqs:ReceiveMessage",
                 "sqs:StartMessageMoveTask",
             }
         ),

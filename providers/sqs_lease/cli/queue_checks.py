@@ -262,8 +262,8 @@ def _of_dead_letters(queue: QueueState, dead: QueueState) -> Iterator[Finding]:
         yield Finding.note(
             "dead_letters",
             f"about {_number(waiting)} {'message waits' if waiting == 1 else 'messages wait'} in {dead.name}",
-            change=f"`sqs-lease redrive {dead.name} --dry-run` shows why they are there; without --dry-run, it moves "
-            "them back.",
+            change=f"`sqs-lease peek {dead.name}` shows why they are there; `sqs-lease redrive {dead.name}` moves them "
+            "back.",
         )
 
 

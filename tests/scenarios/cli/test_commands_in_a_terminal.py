@@ -23,7 +23,8 @@ def stopped(text: str) -> tuple[int, int]:
 
 def test_redrive_asks_first_and_no_is_the_default() -> None:
     with in_terminal(*on_memory(4, 100, "redrive", DEAD)) as child:
-        child.expect(r"Move 4 messages of orders-dead-letters back to orders\? \[y/N\]: ")
+        child.expect("To move: about 4 messages of orders-dead-letters, back to orders")
+        child.expect(r"Move them\? \[y/N\]: ")
         child.sendline("")
         text, code = rest_of(child)
 

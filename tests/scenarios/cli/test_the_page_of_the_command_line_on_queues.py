@@ -35,8 +35,8 @@ def comparable(text: str) -> list[str]:
 @pytest.fixture
 def queues(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queues of the page: three orders, and four dead letters for two reasons in turn."""
-    monkeypatch.setattr("sqs_lease.cli.sampling.WAIT_SECONDS", 0.1)
-    monkeypatch.setattr("sqs_lease.cli.sampling.LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("sqs_lease.cli.peek.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sqs_lease.cli.peek.LINGER_SECONDS", 0.1)
     orders = leased_queues.create("orders", max_receive_count=5)
     orders.send("a", "b", "c", message_attributes={"kind": {"DataType": "String", "StringValue": "new"}})
     dead_letter(leased_queues, orders, 4)
