@@ -169,7 +169,7 @@ def test_a_process_that_was_ended_because_a_user_acted_on_its_task_did_not_fail(
     assert comms.sent == []
 
 
-def test_what_other_processes_say_of_tasks_is_ignored(comms: WorkerComms, dag: DAG) -> None:
+def test_events_of_other_processes_are_ignored(comms: WorkerComms, dag: DAG) -> None:
     tell(SimpleNamespace(task_id="load", dag_id="shop", run_id="run", map_index=-1, state="failed"), "marked")
     assert comms.sent == []
 

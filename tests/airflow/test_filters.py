@@ -239,7 +239,9 @@ def published(world: LeasedMessages) -> list[str]:
     return [message["Body"] for message in world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, "return_value"]]
 
 
-def test_what_does_not_match_is_left_alone_by_default_and_comes_back_after_its_timeout(world: LeasedMessages) -> None:
+def test_messages_that_do_not_match_are_left_alone_by_default_and_come_back_after_their_timeout(
+    world: LeasedMessages,
+) -> None:
     async def scenario() -> None:
         await world.receive(world.triggerer(), filter=only("b"), handoff_timeout_seconds=300.0)
         await asyncio.sleep(27)
@@ -265,7 +267,7 @@ def test_what_does_not_match_is_left_alone_by_default_and_comes_back_after_its_t
     ],
     ids=repr,
 )
-def test_what_does_not_match_is_settled_by_the_rule_at_once(
+def test_messages_that_do_not_match_are_settled_by_the_rule_at_once(
     world: LeasedMessages, rule: UnmatchedRule, states: dict[str, MessageState]
 ) -> None:
     async def scenario() -> None:
@@ -317,7 +319,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return asked, go_on
 
 
-def test_what_was_received_is_released_when_the_trigger_ends_while_it_is_sorted(
+def test_received_messages_are_released_when_the_trigger_ends_while_they_are_sorted(
     world: LeasedMessages, gate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, go_on = gate

@@ -70,7 +70,7 @@ def test_all_messages_are_held_until_the_keeper_settles_one(instance: WorkInstan
     assert still_held("orders") == set(IDS)
 
 
-def test_what_was_settled_or_lost_is_held_no_longer(instance: WorkInstance) -> None:
+def test_settled_and_lost_messages_are_held_no_longer(instance: WorkInstance) -> None:
     instance.note({0: Outcome.DELETED, 2: Outcome.LOST})
     assert still_held("orders") == {"m1"}
 

@@ -232,7 +232,7 @@ def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue
         execute(made, TaskInstance())
 
 
-def test_what_does_not_match_is_settled_by_the_rule(dag: DAG, queue: LeasedQueue) -> None:
+def test_messages_that_do_not_match_are_settled_by_the_rule(dag: DAG, queue: LeasedQueue) -> None:
     queue.send("wanted", "unwanted")
     made = sensor(
         dag,
@@ -336,7 +336,7 @@ def answering_with(
     monkeypatch.setattr(worker, "make_transport", lambda connection: MemoryTransport(leased_queues.sqs, faults=fault))
 
 
-def test_what_is_there_already_is_received_in_the_worker_without_the_way_to_a_triggerer(
+def test_waiting_messages_are_received_in_the_worker_without_the_way_to_a_triggerer(
     dag: DAG, queue: LeasedQueue
 ) -> None:
     queue.send("a", "b")
@@ -356,7 +356,9 @@ def test_where_nothing_is_there_the_sensor_defers(
     assert task_instance.pushed == {}
 
 
-def test_what_does_not_match_is_not_there(dag: DAG, empty_queue: LeasedQueue, supervisor: ScriptedComms) -> None:
+def test_messages_that_do_not_match_are_not_in_the_batch(
+    dag: DAG, empty_queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
     empty_queue.send("unwanted")
     options = {"message_filtering": "literal", "message_filtering_match_values": ["wanted"], "unmatched": discard()}
     deferred(deferring(dag, "orders", **options), TaskInstance())
@@ -371,7 +373,7 @@ def test_a_sensor_that_lingers_for_long_lingers_in_the_triggerer(dag: DAG, queue
 
 @pytest.mark.parametrize("operation", [Operation.QUEUE_ATTRIBUTES, Operation.RECEIVE])
 @pytest.mark.parametrize("error", [THROTTLED, ACCESS_DENIED], ids=["throttled", "denied"])
-def test_what_may_pass_or_concerns_this_worker_alone_is_left_to_the_trigger(
+def test_errors_that_may_pass_or_concern_this_worker_alone_are_left_to_the_trigger(
     dag: DAG,
     empty_queue: LeasedQueue,
     supervisor: ScriptedComms,
@@ -386,7 +388,7 @@ def test_what_may_pass_or_concerns_this_worker_alone_is_left_to_the_trigger(
     assert empty_queue.visible == ["a"]
 
 
-def test_what_no_retry_mends_fails_the_sensor_before_it_defers(dag: DAG, queue: LeasedQueue) -> None:
+def test_an_error_that_no_retry_mends_fails_the_sensor_before_it_defers(dag: DAG, queue: LeasedQueue) -> None:
     with pytest.raises(AirflowFailException, match=r"task 'orders' of DAG 'shop': .*no-such-queue.*Check its name"):
         execute(deferring(dag, "no-such-queue"), TaskInstance())
 
@@ -405,7 +407,9 @@ def test_a_sensor_that_is_killed_before_it_defers_gives_back_what_it_received(da
 # In dag.test(); test_dag_test.py runs it as a whole
 
 
-def test_what_a_dag_test_does_not_settle_is_given_back_when_its_process_ends(dag: DAG, queue: LeasedQueue) -> None:
+def test_messages_that_a_dag_test_does_not_settle_are_given_back_when_its_process_ends(
+    dag: DAG, queue: LeasedQueue
+) -> None:
     queue.send("a")
     received = receive_locally(sensor(dag, queue.url)._options(), 60, RECEIVING)
     assert received is not None

@@ -97,7 +97,7 @@ def test_no_other_module_asks_for_what_is_private(path: Path) -> None:
     assert named(source) & UNDOCUMENTED == set()
 
 
-def test_what_is_listed_is_asked_for() -> None:
+def test_listed_names_are_used() -> None:
     assert named(INTERNALS.read_text(encoding="utf-8")) & UNDOCUMENTED == UNDOCUMENTED - NOT_USED
 
 
@@ -122,6 +122,6 @@ def test_an_undocumented_attribute_is_found(source: str) -> None:
     assert named(source) & UNDOCUMENTED == {"all_logs"}
 
 
-def test_what_is_public_and_our_own_is_allowed() -> None:
+def test_public_names_and_our_own_are_allowed() -> None:
     source = "import dagster as dg\nfrom dagster import AssetKey\nfrom sqs_lease.dagster._internals import step_key"
     assert list(private_imports(source)) == []

@@ -146,5 +146,5 @@ def test_importing_the_command_loads_no_framework() -> None:
     assert loaded_by("sqs_lease.cli.app") & FRAMEWORKS == set()
 
 
-def test_what_an_import_loads_is_seen() -> None:
+def test_modules_that_an_import_loads_are_seen() -> None:
     assert "pyarrow" in loaded_by("pyarrow")

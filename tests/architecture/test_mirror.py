@@ -140,7 +140,7 @@ def test_each_module_has_tests_of_its_name_or_is_listed() -> None:
     assert set(without_mirror(SOURCE, TESTS)) - TESTED_THROUGH.keys() == set()
 
 
-def test_what_is_listed_has_no_tests_of_its_name() -> None:
+def test_listed_modules_have_no_tests_of_their_name() -> None:
     assert TESTED_THROUGH.keys() - set(without_mirror(SOURCE, TESTS)) == set()
 
 

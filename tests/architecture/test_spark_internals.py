@@ -42,7 +42,7 @@ def test_no_other_module_asks_for_what_is_private() -> None:
     assert found == {}
 
 
-def test_what_is_listed_is_asked_for() -> None:
+def test_listed_names_are_used() -> None:
     assert named(JVM.read_text(encoding="utf-8")) >= PRIVATE
 
 

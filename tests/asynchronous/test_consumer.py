@@ -102,7 +102,7 @@ def test_each_is_worked_on_once_and_deleted(program: Program, concurrency: int) 
     assert (report.received, report.deleted) == (300, 300)
 
 
-def test_what_takes_long_is_extended_and_no_other_consumer_gets_it(program: Program) -> None:
+def test_messages_of_long_work_are_extended_and_no_other_consumer_gets_them(program: Program) -> None:
     program.orders.queue.send(*map(str, range(20)))
 
     async def work(message: Message) -> None:
@@ -192,7 +192,7 @@ def test_a_group_keeps_its_order_and_those_behind_a_failed_one_go_back_unworked(
     assert program.orders.fifo.deleted == 5
 
 
-def test_what_waits_and_lapses_is_not_worked_on(program: Program) -> None:
+def test_messages_that_lapse_while_they_wait_are_not_worked_on(program: Program) -> None:
     program.orders.queue.send("long", "waits")
     program.orders.faults = Outages([(5, 70)])
     worked: list[str] = []
@@ -336,7 +336,7 @@ class TestStopping:
         program.run(main)
         assert len(program.orders.queue.visible) == 9
 
-    def test_what_ends_a_worker_for_good_ends_all_and_is_raised(self, program: Program) -> None:
+    def test_an_error_that_ends_a_worker_for_good_ends_all_and_is_raised(self, program: Program) -> None:
         program.orders.queue.send(*map(str, range(10)))
 
         class EndError(BaseException):

@@ -312,7 +312,7 @@ class TestWhatWasNotAsAsked:
         program.run(main)
         assert program.orders.queue.visible == ["a", "b"]
 
-    def test_what_the_service_refuses_is_an_error_at_the_end(self, program: Program) -> None:
+    def test_a_refused_settlement_is_an_error_at_the_end(self, program: Program) -> None:
         program.orders.queue.send("a")
         program.orders.faults = refused(Operation.DELETE)
 
@@ -323,7 +323,7 @@ class TestWhatWasNotAsAsked:
 
         program.run(main)
 
-    def test_what_the_service_refuses_is_an_error_when_it_is_waited_for(self, program: Program) -> None:
+    def test_a_refused_settlement_is_an_error_when_it_is_waited_for(self, program: Program) -> None:
         program.orders.queue.send("a")
         program.orders.faults = refused(Operation.DELETE)
 

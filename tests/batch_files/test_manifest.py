@@ -53,7 +53,7 @@ def write_again(path: Path, table: Any, header: Any) -> None:
     pq.write_table(table.replace_schema_metadata({METADATA_KEY: json.dumps(header).encode()}), path)
 
 
-def test_what_is_written_is_read_again_in_order(written: Path) -> None:
+def test_written_messages_are_read_again_in_order(written: Path) -> None:
     manifest = read_manifest(written)
     assert (manifest.batch_id, manifest.queue_url) == ("batch", QUEUE)
     assert [message.as_dict() for message in manifest.messages] == [message.as_dict() for message in MESSAGES]

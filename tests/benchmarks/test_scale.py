@@ -53,7 +53,7 @@ def figures() -> dict[str, Any]:
     }
 
 
-def test_what_was_measured_stands_beside_what_the_page_computes(figures: dict[str, Any]) -> None:
+def test_measured_figures_stand_beside_computed_ones(figures: dict[str, Any]) -> None:
     page = page_constants()
     lines = {name: (computed, measured) for name, computed, measured in compared(10, 25, figures, page)}
     assert lines["leases"] == (250, 250)

@@ -342,7 +342,7 @@ class TestStopping:
         assert len(orders.queue.visible) == 10
         assert orders.queue.dead_letters == []
 
-    def test_what_ends_another_worker_for_good_ends_all_and_is_raised(self, orders: Orders) -> None:
+    def test_an_error_that_ends_another_worker_for_good_ends_all_and_is_raised(self, orders: Orders) -> None:
         orders.queue.send(*map(str, range(10)))
         mine = get_ident()
         exited = Event()
@@ -600,7 +600,7 @@ class TestBatches:
             consumer.run_batches(work, stop_within=0.05)
         assert orders.queue.visible == ["a"]
 
-    def test_what_a_poll_brings_after_the_end_of_the_time_to_stop_goes_back(
+    def test_messages_that_come_after_the_time_to_stop_go_back(
         self, orders: Orders, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(consuming, "LONGEST_POLL_SECONDS", 20)

@@ -199,7 +199,7 @@ class TestArgumentsOfSettlements:
         assert orders.queue.visible == ["a", "b"]
 
     @pytest.mark.parametrize("named", [None, 3, [None], [{"Body": "a body"}]], ids=repr)
-    def test_what_is_no_message_is_refused_by_its_type(self, orders: Orders, named: Any) -> None:
+    def test_other_things_than_messages_are_refused_by_their_type(self, orders: Orders, named: Any) -> None:
         orders.queue.send("a")
         with lease("orders", linger=0) as batch:
             with pytest.raises(TypeError, match="named by themselves or by their ids") as refusal:
@@ -423,9 +423,7 @@ print(next(suspended))
 
 class TestAMessageThatIsSettledTwice:
     @pytest.mark.parametrize("first", ["succeed", "fail", "release"])
-    def test_what_was_asked_first_counts_also_where_both_reach_the_keeper_together(
-        self, orders: Orders, first: str
-    ) -> None:
+    def test_the_first_wish_counts_also_where_both_reach_the_keeper_together(self, orders: Orders, first: str) -> None:
         orders.queue.send("a")
         both_asked = Event()
         with lease("orders", linger=0, on_failure=dead_letter()) as batch:
@@ -467,7 +465,7 @@ class TestABlockThatRaises:
             raise ExceptionGroup("", [KeyError(), IndexError()])
         assert sorted(orders.queue.dead_letters) == ["a", "b"]
 
-    def test_what_was_settled_before_stays_so(self, orders: Orders) -> None:
+    def test_messages_that_were_settled_before_stay_so(self, orders: Orders) -> None:
         orders.queue.send("a", "b", "c")
 
         def work() -> None:
@@ -623,7 +621,7 @@ class TestWhatTheServiceRefuses:
         assert orders.queue.visible == ["b"]
         assert orders.queue.dead_letters == []
 
-    def test_what_was_refused_is_raised_at_the_next_call(self, orders: Orders) -> None:
+    def test_a_refused_settlement_is_raised_at_the_next_call(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
         orders.faults = refused(Operation.DELETE)
 
@@ -782,7 +780,7 @@ class TestFailureRules:
             raise ValueError("it quotes a body")
         assert reasons == ["ValueError"]
 
-    def test_what_is_not_a_rule_is_refused(self) -> None:
+    def test_other_things_than_rules_are_refused(self) -> None:
         with pytest.raises(TypeError, match="on_failure must be a failure rule"):
             lease("orders", on_failure="release")  # type: ignore[arg-type]
 

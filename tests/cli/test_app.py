@@ -67,7 +67,7 @@ def test_without_a_command_it_prints_the_help() -> None:
 
 
 @pytest.mark.parametrize(("argument", "says"), [("nothing", "No such command"), ("--nothing", "No such option")])
-def test_what_it_does_not_know_is_one_line_and_exit_code_2(argument: str, says: str) -> None:
+def test_an_unknown_command_is_one_line_and_exit_code_2(argument: str, says: str) -> None:
     ran = sqs_lease(argument)
 
     assert (ran.exit_code, ran.out) == (2, "")

@@ -37,7 +37,7 @@ def test_nothing_lasts_no_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["3651d", "9" * 400])
-def test_what_is_longer_than_any_queue_is_refused(text: str) -> None:
+def test_a_time_that_is_longer_than_any_queue_allows_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match="--every must not be longer than 3,650 days"):
         typed_duration(text, "--every")
 

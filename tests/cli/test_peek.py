@@ -180,7 +180,7 @@ def test_a_dead_letter_has_the_reason_that_was_written(leased_queues: LeasedQueu
     assert [message["reason"] for message in messages] == [*REASONS, *REASONS]
 
 
-def test_what_sqs_moved_there_has_no_reason_but_a_source(leased_queues: LeasedQueues) -> None:
+def test_a_message_that_sqs_moved_there_has_no_reason_but_a_source(leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders", "an order", max_receive_count=1)
     for _ in range(2):
         sqs_lease("peek", "orders")
@@ -236,7 +236,9 @@ def test_no_more_are_received_than_asked_for(leased_queues: LeasedQueues, monkey
     assert {message["receive_count"] for message in peeked("orders", "--max", "30")["messages"]} == {1, 2}
 
 
-def test_what_could_not_be_given_back_is_said(orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_could_not_be_given_back_are_counted(
+    orders: LeasedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(_: object, __: str, changes: Any) -> list[EntryAnswer]:
         return [EntryAnswer(change.receipt, Verdict.REFUSED, "AccessDenied", "no") for change in changes]
 
@@ -255,7 +257,7 @@ def test_what_could_not_be_given_back_is_said(orders: LeasedQueue, monkeypatch: 
         (["orders", "--max", "0"], "Invalid value for '--max'"),
     ],
 )
-def test_what_it_cannot_use_is_one_line_and_exit_code_2(
+def test_input_that_it_cannot_use_is_one_line_and_exit_code_2(
     leased_queues: LeasedQueues, arguments: list[str], says: str
 ) -> None:
     ran = sqs_lease("peek", *arguments)

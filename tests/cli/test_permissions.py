@@ -244,7 +244,9 @@ def test_objects_that_messages_name(wire: Wire, bucket: str) -> None:
 
 
 @pytest.mark.parametrize(("clean_source", "tags"), [("delete", None), ("tag", {"stored": "yes"})])
-def test_what_cleans_up_objects(wire: Wire, bucket: str, clean_source: str, tags: dict[str, str] | None) -> None:
+def test_the_permissions_to_clean_up_objects(
+    wire: Wire, bucket: str, clean_source: str, tags: dict[str, str] | None
+) -> None:
     s3 = boto3.client("s3")
     tag = s3.put_object(Bucket=bucket, Key="plain", Body=b"content")["ETag"].strip('"')
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
@@ -316,7 +318,7 @@ def test_every_call_of_a_transport_is_in_a_use() -> None:
     assert {action_of(operation) for operation in Operation} == {a for a in allowed if a.startswith("sqs:")}
 
 
-def test_what_a_move_task_needs_of_its_caller_is_added() -> None:
+def test_permissions_that_a_move_task_needs_of_its_caller_are_added() -> None:
     needs = needs_of(frozenset({"redrive"}))
 
     for place, actions in IMPLIED["sqs:StartMessageMoveTask"].items():

@@ -70,7 +70,7 @@ def test_work_within_the_visibility_timeout_costs_a_receive_and_a_delete_for_ten
     assert answer["policies"]["never"]["visible_while_working_after_seconds"] is None
 
 
-def test_what_does_not_hold_the_messages_is_said() -> None:
+def test_a_policy_that_does_not_hold_the_messages_is_named() -> None:
     policies = planned("--work", "13h", "--messages", "10", "--visibility", "15m")["policies"]
 
     assert policies["never"]["visible_while_working_after_seconds"] == 900
@@ -110,7 +110,7 @@ def test_no_figure_is_cut_in_any_width(columns: int) -> None:
         (["--work", "9" * 400], "--work must not be longer than 3,650 days"),
     ],
 )
-def test_what_it_cannot_use_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+def test_input_that_it_cannot_use_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
     ran = sqs_lease("plan", *arguments)
 
     assert (ran.exit_code, ran.out) == (2, "")

@@ -205,7 +205,7 @@ def test_a_spark_job_that_cleans_up_may_do_so_with_the_objects_alone(clean_sourc
         (["orders", "--redrive", "--files", "s3://b"], "Error: --files is for --airflow or --dagster or --spark"),
     ],
 )
-def test_what_makes_no_policy_is_bad_input(arguments: list[str], says: str, credentials: None) -> None:
+def test_arguments_that_make_no_policy_are_bad_input(arguments: list[str], says: str, credentials: None) -> None:
     if arguments[0] == "orders":
         arguments = [f"{ARN}:orders", *arguments[1:]]
     ran = sqs_lease("policy", *arguments, *NOBODY)

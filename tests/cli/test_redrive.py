@@ -468,7 +468,9 @@ def test_a_destination_that_cannot_take_them_is_refused_before_it_moves(
         ([DEAD, "--cancel", "--to", "orders"], "leave out --to, --rate and --dry-run"),
     ],
 )
-def test_what_it_cannot_use_is_one_line_and_exit_code_2(orders: LeasedQueue, arguments: list[str], says: str) -> None:
+def test_input_that_it_cannot_use_is_one_line_and_exit_code_2(
+    orders: LeasedQueue, arguments: list[str], says: str
+) -> None:
     ran = sqs_lease("redrive", *arguments)
 
     assert ran.exit_code == 2

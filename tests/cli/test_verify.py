@@ -667,7 +667,7 @@ def test_all_is_as_relied_on(quick: None, wire: Wire, ground: conftest.Ground) -
         ("sqs:StartMessageMoveTask", ["differs, harmless", "as relied on"], 0),
     ],
 )
-def test_what_is_denied_is_named(
+def test_a_denied_permission_is_named(
     denied: str, outcomes: list[str], exit_code: int, quick: None, wire: Wire, ground: conftest.Ground
 ) -> None:
     wire.denied = {denied}

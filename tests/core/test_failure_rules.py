@@ -294,7 +294,7 @@ def test_the_keys_of_a_mapping_by_ids_are_named() -> None:
 
 
 @pytest.mark.parametrize("named", [3, [None], [{"Body": "a body"}], [["m0"]]], ids=repr)
-def test_what_is_no_message_and_no_id_is_refused_without_its_text(named: Any) -> None:
+def test_other_things_than_messages_and_ids_are_refused_without_their_text(named: Any) -> None:
     with pytest.raises(TypeError, match="named by themselves or by their ids") as refusal:
         MessageFailed(named)
     assert "a body" not in str(refusal.value)

@@ -77,7 +77,7 @@ def test_nothing_waits_behind_messages_that_ended_or_end_now() -> None:
     assert at_once({A2: Delete(), A3: Delete()}, {A1: Outcome.DELETED}) == {A2: Delete(), A3: Delete()}
 
 
-def test_what_is_given_back_does_not_wait() -> None:
+def test_a_message_that_is_given_back_does_not_wait() -> None:
     asked: dict[Receipt, Settlement] = {A2: Release(5), A3: DeadLetter("bad")}
     assert at_once(asked) == asked
 
@@ -91,7 +91,7 @@ DONE = {Delete: Outcome.DELETED, Release: Outcome.RELEASED, Expire: Outcome.EXPI
 
 
 @given(decisions=st.tuples(*[DECISIONS] * len(LEASES)), order=st.permutations(range(len(LEASES))))
-def test_what_hosts_write_down_beforehand_is_what_a_ledger_does(
+def test_a_ledger_does_as_hosts_write_down_beforehand(
     decisions: tuple[Settlement | None, ...], order: list[int]
 ) -> None:
     decided = zip(LEASES, decisions, strict=True)

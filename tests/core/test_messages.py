@@ -48,7 +48,7 @@ def test_neither_body_nor_handle_appears_when_a_message_or_receipt_is_printed() 
         assert "id-1" in text
 
 
-def test_what_work_tasks_get_has_no_receipt_handle_and_can_be_read_back() -> None:
+def test_messages_for_work_tasks_have_no_receipt_handle_and_can_be_read_back() -> None:
     message = Message.from_api(ANSWER)
     shown = message.as_dict()
     assert "ReceiptHandle" not in shown

@@ -79,7 +79,7 @@ def test_a_job_of_assets_is_told_by_what_makes_one() -> None:
     assert not _internals.is_asset_job(dg.AssetKey("orders"))
 
 
-def test_what_refuses_arguments_is_dagsters_errors_and_those_of_its_checks() -> None:
+def test_refused_arguments_are_dagsters_errors_and_those_of_its_checks() -> None:
     error, of_arguments = _internals.refusals()
     assert (error, of_arguments.__name__) == (dg.DagsterError, "CheckError")
 

@@ -50,7 +50,7 @@ def test_a_batch_that_went_well_has_no_counts_of_what_did_not_happen(messages: L
     assert observed == {"sqs/received": 2, "sqs/deleted": 2, "sqs/queue": messages.url}
 
 
-def test_what_failed_is_counted_and_one_row_has_the_queue_the_calls_and_what_others_work_on(
+def test_failures_are_counted_and_one_row_has_the_queue_the_calls_and_the_messages_of_others(
     messages: LeasedQueue, leased_queues: LeasedQueues
 ) -> None:
     def extensions() -> int:

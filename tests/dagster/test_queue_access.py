@@ -249,7 +249,7 @@ def test_a_missing_queue_is_told_with_what_it_is_reached_by(leased_queues: Lease
     assert SETTINGS in str(raised.value)
 
 
-def test_what_the_work_raises_is_as_it_was(leased_queues: LeasedQueues) -> None:
+def test_an_error_of_the_work_is_as_it_was(leased_queues: LeasedQueues) -> None:
     leased_queues.create("orders", "a")
     other = errors.AccessDeniedError("another queue, of the work's own", queue="other")
 

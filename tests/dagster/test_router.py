@@ -410,7 +410,7 @@ def test_a_queue_that_cannot_be_used_fails_the_tick_with_what_to_do(
     ("error", "said"),
     [(ThrottledError("too many requests"), "too many requests"), (TransientError("no answer"), "no answer")],
 )
-def test_what_passes_by_itself_is_a_reason_to_skip_a_tick(
+def test_trouble_that_passes_by_itself_is_a_reason_to_skip_a_tick(
     leased_queues: LeasedQueues,
     instance: dg.DagsterInstance,
     tmp_path: Path,

@@ -238,7 +238,7 @@ FUNCTIONS = [returning, returning_later, yielding, yielding_later]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_a_function_returns_is_stored_and_then_the_messages_are_deleted(
+def test_the_value_of_a_function_is_stored_and_then_the_messages_are_deleted(
     messages: LeasedQueue, function: Callable[..., Any]
 ) -> None:
     disk = Disk(messages)

@@ -135,7 +135,7 @@ def test_a_process_that_is_being_started_at_ctrl_c_is_ended(start: Starter, monk
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_what_a_script_starts_in_the_background_has_processes_that_heed_signals(start: Starter) -> None:
+def test_processes_in_the_background_of_a_script_heed_signals(start: Starter) -> None:
     # As a shell does with what it runs in the background, and nohup.
     former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
@@ -197,7 +197,7 @@ signal.pause()
     assert all(has_ended(pid, watched) for pid in pids)
 
 
-def test_what_ignores_sigterm_after_its_starter_was_killed_is_killed_too(start: Starter) -> None:
+def test_a_process_that_ignores_sigterm_after_its_starter_was_killed_is_killed_too(start: Starter) -> None:
     process = start(WITH_A_CHILD, "stubborn")
     has_written(process, "up")
     pids = process.session_pids()

@@ -54,7 +54,7 @@ def test_figures_add_up_when_every_message_is_where_it_belongs() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_add_up_is_named(wrong: Summary, problem: str) -> None:
+def test_figures_that_do_not_add_up_are_named(wrong: Summary, problem: str) -> None:
     assert wrong.problems() == [problem]
 
 

@@ -78,7 +78,7 @@ def test_a_service_has_limits_of_memory_and_of_logs(name: str) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_runs_for_one_profile_fits_into_a_laptop(profile: str) -> None:
+def test_services_of_one_profile_fit_into_a_laptop(profile: str) -> None:
     limits = [service["mem_limit"] for service in in_profile(profile).values() if is_server(service)]
     assert limits
     assert sum(int(limit[:-1]) * {"m": 1, "g": 1024}[limit[-1]] for limit in limits) <= MOST_MEBIBYTES
@@ -180,7 +180,7 @@ def test_the_volumes_are_those_that_services_use() -> None:
 
 
 @each_service
-def test_what_a_service_finds_of_the_checkout_is_there_and_is_not_written_to(name: str) -> None:
+def test_files_of_the_checkout_that_a_service_finds_exist_and_are_not_written_to(name: str) -> None:
     for source, _, is_read_only in mounts_with_modes_of(SERVICES[name]):
         if is_path(source):
             assert (DOCKER / source).exists()
@@ -197,7 +197,7 @@ def test_secrets_are_written_by_what_makes_them_and_by_airflows_users_only() -> 
     assert writing == {"secrets", "airflow-api-server"}
 
 
-def test_what_services_get_of_the_checkout_may_be_read_where_selinux_is_on() -> None:
+def test_files_of_the_checkout_may_be_read_by_services_where_selinux_is_on() -> None:
     paths = [
         mount
         for service in SERVICES.values()
@@ -272,7 +272,7 @@ def test_a_service_waits_for_what_starts_with_it_until_that_is_healthy_or_has_en
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_ends_is_waited_for_by_something_because_up_would_take_it_for_failed(profile: str) -> None:
+def test_each_service_that_ends_is_waited_for_because_up_would_take_it_for_failed(profile: str) -> None:
     # That is how `docker compose up --wait` tells what is to end from what is to run.
     started = in_profile(profile)
     ending = {name for name, service in started.items() if not is_server(service)}

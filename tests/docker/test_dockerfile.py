@@ -49,7 +49,7 @@ def files_of(source: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("source", FROM_CONTEXT)
-def test_what_is_copied_from_the_checkout_is_there_and_reaches_the_builder(source: str) -> None:
+def test_files_that_are_copied_from_the_checkout_exist_and_reach_the_builder(source: str) -> None:
     files = files_of(source)
     assert [file for file in files if not (ROOT / file).exists()] == []
     kept_back = {file for file in files if not IGNORED.lets_through(file)}

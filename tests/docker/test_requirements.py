@@ -164,14 +164,14 @@ def test_a_file_for_an_extra_is_made_from_the_package_with_that_extra(path: Path
 
 
 @each_file
-def test_what_is_wanted_is_pinned_within_its_bounds(path: Path) -> None:
+def test_each_dependency_is_pinned_within_its_bounds(path: Path) -> None:
     wanted = list(wanted_by(path))
     assert wanted
     assert [str(requirement) for requirement in wanted if missing_in(path, requirement)] == []
 
 
 @each_extra
-def test_what_is_installed_without_asking_for_dependencies_has_all_of_them(path: Path) -> None:
+def test_packages_that_are_installed_without_dependencies_have_all_of_them(path: Path) -> None:
     excluded = set(PYPROJECT["tool"]["uv"]["exclude-dependencies"])
     missing: set[str] = set()
     seen: set[tuple[str, str]] = set()

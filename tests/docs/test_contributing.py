@@ -36,7 +36,7 @@ def _named() -> list[str]:
     return paths
 
 
-def test_what_the_tree_names_exists_and_is_a_directory_where_it_says_so() -> None:
+def test_paths_in_the_tree_exist_and_are_directories_where_it_says_so() -> None:
     named = _named()
 
     assert len(named) > 40

@@ -46,7 +46,7 @@ def test_the_texts_of_sqs_are_quoted_as_the_service_gives_them(part: str) -> Non
     assert part in PAGE
 
 
-def test_what_the_package_says_of_too_many_messages_in_flight_is_quoted() -> None:
+def test_the_error_about_too_many_messages_in_flight_is_quoted() -> None:
     said = str(error_from_code("OverLimit", "", operation="ReceiveMessage", queue="orders"))
     assert "too many of its messages are in flight (120 000 at most)" in said
     assert "too many of its messages are in flight (120 000 at most)" in PAGE

@@ -82,7 +82,7 @@ def test_a_spec_becomes_its_parts() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_said(spec: Any, said: str) -> None:
+def test_a_wrong_setting_is_named(spec: Any, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         IngestionSpec.parse(spec)
 
@@ -168,7 +168,7 @@ def test_a_secret_that_is_a_number_is_refused_too() -> None:
     ],
     ids=str,
 )
-def test_what_only_looks_like_a_secret_passes(spec: dict[str, Any]) -> None:
+def test_text_that_only_looks_like_a_secret_passes(spec: dict[str, Any]) -> None:
     IngestionSpec.parse(spec)
 
 

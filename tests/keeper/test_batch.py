@@ -360,7 +360,7 @@ class TestDeadLettering:
         assert attributes[0] == {}
         assert attributes[1]["sqs_lease_reason"]["StringValue"] == "a long r"
 
-    def test_what_cannot_be_dead_lettered_ends_at_once(self, setting: Setting) -> None:
+    def test_a_message_that_cannot_be_dead_lettered_ends_at_once(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = keeper.open_batch(QUEUE, policy=POLICY, on_failure=dead_letter())
             batch.add(messages(10), received_at=setting.clock.now())

@@ -117,7 +117,7 @@ class TestDropped:
         assert rounds.most <= LEASES_IN_A_ROUND + ON_TOP
         assert [call.method for call in setting.transport.asked] == ["delete"]
 
-    def test_what_another_batch_takes_meanwhile_is_held_by_that(self, setting: Setting) -> None:
+    def test_leases_that_another_batch_takes_meanwhile_are_held_by_that(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             batch = filled(keeper, setting, MANY)
             first, second = batch.leases()[:2]
@@ -134,7 +134,7 @@ class TestDropped:
         extended = {message_id for call in setting.transport.asked for message_id, _ in call.entries}
         assert extended == {"m0", "m1"}
 
-    def test_what_another_batch_takes_meanwhile_is_as_that_batch_knows_it(self, setting: Setting) -> None:
+    def test_leases_that_another_batch_takes_meanwhile_are_as_that_batch_knows_them(self, setting: Setting) -> None:
         async def scenario(keeper: Keeper) -> None:
             late = keeper.open_batch(QUEUE, policy=POLICY)
             held = [Lease(Receipt(f"m{number}", "handle"), -100.0, -70.0) for number in range(MANY)]

@@ -64,11 +64,11 @@ def test_different_fates_make_a_line_each_and_settlements_that_went_as_asked_no_
     assert len(lines) == 2
 
 
-def test_what_was_gathered_is_not_lost_when_the_trigger_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_gathered_lines_are_not_lost_when_the_trigger_ends(caplog: pytest.LogCaptureFixture) -> None:
     assert len(logged(caplog, Lapsed(RECEIPTS[0], 1.0), wait_seconds=0)) == 1
 
 
-def test_what_goes_on_for_long_makes_few_lines_that_count_all_messages(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_trouble_makes_few_lines_that_count_all_messages(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         log = LeaseLog(QUEUE)
         for number in range(10_000):

@@ -100,9 +100,7 @@ def test_a_caller_that_is_interrupted_waits_also_where_the_end_takes_a_while(
     assert ended.is_set()
 
 
-def test_what_was_not_asked_for_before_the_interruption_never_begins(
-    host: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_after_the_interruption_never_begin(host: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     interrupted_once(monkeypatch, host, lambda request: None)
     with pytest.raises(KeyboardInterrupt):

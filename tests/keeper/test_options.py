@@ -32,7 +32,7 @@ def consumed_by_async_consumer(**options: Any) -> object:
 
 @pytest.mark.parametrize("ask", [LeaseOptions.of, leased, leased_by_async_lease, consumed, consumed_by_async_consumer])
 @refused("max_messages", "wait", "linger", "policy", "visibility", "on_failure")
-def test_what_cannot_be_is_refused_where_it_is_written_and_the_error_names_the_option(
+def test_an_impossible_option_is_refused_where_it_is_written_and_the_error_names_it(
     ask: Callable[..., object], options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     assert_refuses(ask, options, error, text)
@@ -43,7 +43,7 @@ def test_the_defaults_of_a_signature_are_those_of_the_options(ask: Callable[...,
     assert other_defaults(ask) == {}
 
 
-def test_what_is_left_out_is_filled_in() -> None:
+def test_options_that_are_left_out_are_filled_in() -> None:
     options = LeaseOptions.of()
     assert (options.max_messages, options.wait_seconds, options.linger_seconds) == (10, 20.0, 1.0)
     assert (options.policy, options.on_failure) == (Growing(), release())

@@ -48,7 +48,7 @@ def test_the_code_that_follows_a_rule_is_where_the_page_says(path: str, name: st
     assert re.search(rf"^ *(async )?(def {name}\(|{name}: Final)", code, re.MULTILINE)
 
 
-def test_whatever_may_happen_is_counted_in_the_model() -> None:
+def test_each_possible_event_is_counted_in_the_model() -> None:
     counted = {name for defines in (*CONFIGURATIONS, *(rule.defines for rule in RULES)) for name in defines}
     assert counted == set(re.findall(r"^#ifndef ((?!WITHOUT_)[A-Z_]+)$", MODEL.read_text(), re.MULTILINE))
 

@@ -27,14 +27,14 @@ def run(load: Callable[[str], None]) -> str:
     return str(names["orders"]().test().state)
 
 
-def test_what_was_worked_on_is_deleted(leased_queues: LeasedQueues) -> None:
+def test_messages_that_were_worked_on_are_deleted(leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders", "one", "two")
     loaded: list[str] = []
     assert run(loaded.append).endswith("success")
     assert (sorted(loaded), queue.deleted) == (["one", "two"], 2)
 
 
-def test_what_a_task_fails_on_is_visible_again_at_once(leased_queues: LeasedQueues) -> None:
+def test_messages_of_a_failed_task_are_visible_again_at_once(leased_queues: LeasedQueues) -> None:
     queue = leased_queues.create("orders", "one", "two")
 
     def fail(body: str) -> None:

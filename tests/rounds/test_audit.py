@@ -119,7 +119,7 @@ def test_two_holders_are_promised_only_while_the_first_one_or_its_service_is_awa
     assert rules(audit(replace(TWO_HOLDERS, windows=[window]))) == ([] if is_excused else [Rule.DOUBLE_HOLDER])
 
 
-def test_what_a_block_failed_is_held_no_longer_also_if_too_little_was_left_to_release_it() -> None:
+def test_messages_that_a_block_failed_are_held_no_longer_also_if_too_little_was_left_to_release_them() -> None:
     blocks = [block(A, 0.1, 13.0, green=False, failed=True), *TWO_HOLDERS.blocks[1:]]
     assert audit(replace(TWO_HOLDERS, blocks=blocks)) == []
 
@@ -207,7 +207,7 @@ def test_a_message_that_is_deleted_ahead_of_an_earlier_one_of_its_group_is_found
     assert audit(replace(IN_ORDER, entries=ahead, table=table, sent=other_group)) == []
 
 
-def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_that_ends_well() -> None:
+def test_messages_behind_a_failed_one_of_their_group_go_back_from_a_block_that_ends_well() -> None:
     given_back = Block(A, frozenset({"m", "n"}), 0.1, 10.0, is_green=True, failed={"m": 9.0})
     entries = [
         receive(A, 0.0, 1),
@@ -225,7 +225,7 @@ def test_what_is_behind_a_failed_message_of_its_group_goes_back_from_a_block_tha
     assert rules(audit(replace(evidence, in_order=False))) == [Rule.SILENT]
 
 
-def test_what_is_behind_a_failed_message_of_its_group_is_held_no_longer_either() -> None:
+def test_messages_behind_a_failed_one_of_their_group_are_held_no_longer_either() -> None:
     """With less than two seconds left, neither of them is released."""
     given_back = Block(A, frozenset({"m", "n"}), 0.1, 16.0, is_green=True, failed={"m": 10.5})
     entries = [

@@ -64,7 +64,7 @@ def test_a_lost_answer_is_of_a_call_that_the_service_carried_out(gate: FaultyGat
     assert [(entry.kind, entry.acted) for entry in gate.ledger.entries[1:]] == [("delete", True)]
 
 
-def test_what_is_throttled_does_not_reach_the_service(gate: FaultyGate) -> None:
+def test_throttled_calls_do_not_reach_the_service(gate: FaultyGate) -> None:
     gate.calls_a_second = 0.001
     server = Server({"Successful": [{"Id": "0"}]})
     first, second = changed(gate, server), changed(gate, server)

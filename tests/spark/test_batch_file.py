@@ -388,7 +388,7 @@ def test_the_file_is_gone_at_the_end_even_of_a_failure(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
     code = f"""
 import sys
 from sqs_lease.spark.workspace import scratch_directory
@@ -450,7 +450,7 @@ class TestWhoMayRead:
             assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
         assert sorted(path.name for path in theirs.iterdir()) == ["kept"]
 
-    def test_what_looks_like_left_over_and_is_another_users_is_left_alone(
+    def test_files_of_another_user_that_look_left_over_are_left_alone(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         theirs = tmp_path / "try-of-another"

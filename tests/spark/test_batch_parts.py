@@ -104,7 +104,7 @@ def not_json() -> list[Message]:
     return [Message(Receipt(name, ""), body) for name, body in NOT_JSON.items()]
 
 
-def test_what_is_not_json_is_rejected_by_the_tasks_and_costs_no_plan_of_sparks(
+def test_bodies_that_are_not_json_are_rejected_by_the_tasks_and_cost_no_plan_of_sparks(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_spark = planned(monkeypatch)
@@ -126,7 +126,7 @@ def test_the_parts_of_a_batch_are_shared_among_the_tasks(place: Place, monkeypat
     assert staged_files(place.table) == named_files(place.table)
 
 
-def test_what_is_written_otherwise_is_converted_or_rejected_by_the_tasks_in_the_same_commit(
+def test_values_of_another_form_are_converted_or_rejected_by_the_tasks_in_the_same_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_spark = planned(monkeypatch)

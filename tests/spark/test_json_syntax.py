@@ -107,7 +107,7 @@ VALUES = st.recursive(
 
 @repeatable
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
-def test_whatever_python_writes_is_read_as_it_is(value: Any, ascii_only: bool, indent: int | None) -> None:
+def test_text_that_python_writes_is_read_as_it_is(value: Any, ascii_only: bool, indent: int | None) -> None:
     assert decode(json.dumps(value, ensure_ascii=ascii_only, indent=indent)) == value
 
 
@@ -146,7 +146,7 @@ PIECES = st.sampled_from(
 @repeatable
 @given(VALUES, st.data())
 @example({"a": 1}, None)
-def test_whatever_python_refuses_is_refused(value: Any, data: Any) -> None:
+def test_text_that_python_refuses_is_refused(value: Any, data: Any) -> None:
     text = json.dumps(value)
     if data is not None:
         for _ in range(data.draw(st.integers(1, 3))):
@@ -160,7 +160,7 @@ def test_whatever_python_refuses_is_refused(value: Any, data: Any) -> None:
 
 @repeatable
 @given(st.lists(PIECES, max_size=12).map("".join))
-def test_whatever_python_refuses_of_mere_pieces_is_refused(text: str) -> None:
+def test_pieces_that_python_refuses_are_refused(text: str) -> None:
     if refused_by_python(text):
         with pytest.raises(NotJsonError):
             decode(text)

@@ -49,7 +49,7 @@ def table(values: list[str], chunk: int = 4) -> pa.Table:
 
 
 @given(IDS, IDS)
-def test_what_is_among_others_is_found_in_parts(some: list[str], others: list[str]) -> None:
+def test_ids_among_others_are_found_in_parts(some: list[str], others: list[str]) -> None:
     with in_small_parts():
         assert is_among(column(some), column(others)).to_pylist() == [one in others for one in some]
         assert only(column(some), column(others)).to_pylist() == [one for one in some if one in others]

@@ -32,7 +32,7 @@ def nested(levels: int, way: str) -> StructType:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_taken_fits_into_a_table(way: str) -> None:
+def test_accepted_schemas_fit_into_a_table(way: str) -> None:
     columns = struct_type(nested(DEEPEST - 1, way))
 
     assert len(delta_schema(columns).fields) == len(arrow_schema(columns)) == 1
@@ -47,7 +47,7 @@ def test_a_deeper_schema_is_refused(way: str, levels: int) -> None:
 
 @pytest.mark.processes
 @infers
-def test_what_is_deeper_in_the_first_batch_is_a_column_with_a_text_inside(place: Place) -> None:
+def test_deeper_values_of_the_first_batch_are_a_column_with_a_text_inside(place: Place) -> None:
     deep: Any = "bottom"
     for _ in range(60):
         deep = {"x": [deep]}

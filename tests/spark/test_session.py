@@ -70,7 +70,7 @@ def test_cores_are_checked_before_spark_starts(cores: Any) -> None:
         pytest.fail("the block is not entered")
 
 
-def test_what_comes_from_the_environment_is_on_no_command_line(tmp_path: Path) -> None:
+def test_settings_from_the_environment_are_on_no_command_line(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     secret = "S3CRET #! = : \\ é"

@@ -103,7 +103,7 @@ def test_a_handler_of_one_session_is_not_called_for_another() -> None:
     assert seen == ["first"]
 
 
-def test_what_is_shared_does_not_grow_with_the_sessions() -> None:
+def test_shared_data_does_not_grow_with_the_sessions() -> None:
     paths = []
     for source in (get_session(), get_session()):
         boto3_session(source=source)

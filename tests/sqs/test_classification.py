@@ -406,7 +406,7 @@ STEERING = "no\r\n\x1b[2JERROR forged\u2028\u202e\x9b31m \t end"
     ],
     ids=["service", "client", "proxy"],
 )
-def test_what_answers_adds_no_line_and_no_control_character_to_an_error_or_a_log(error: errors.SqsError) -> None:
+def test_an_answer_adds_no_line_and_no_control_character_to_an_error_or_a_log(error: errors.SqsError) -> None:
     assert str(error).isprintable()
     assert error.code.isprintable()
     assert error.text == "no [2JERROR forged 31m end"

@@ -241,7 +241,7 @@ def test_without_any_region_the_error_names_the_queue_and_the_remedy(without_reg
         make_client()
 
 
-def test_what_is_not_a_queue_is_refused(without_region: type[Aws]) -> None:
+def test_other_things_than_queues_are_refused(without_region: type[Aws]) -> None:
     with pytest.raises(ValueError, match="is not a queue name"):
         make_client(queue="my orders")
 
@@ -325,7 +325,7 @@ def test_a_client_of_another_service_is_refused(service: str) -> None:
         Boto3Transport(client)
 
 
-def test_what_is_no_client_is_refused_by_its_type() -> None:
+def test_other_things_than_clients_are_refused_by_their_type() -> None:
     resource: Any = boto3.resource("sqs", region_name="us-east-1")
     for given in (resource, object(), boto3.Session()):
         with pytest.raises(TypeError, match="must be an SQS client of boto3, "):

@@ -89,7 +89,7 @@ def test_the_region_is_read_from_hosts_of_aws_and_from_no_others(host: str, regi
         ("https://host/123456789012/or%20ders", "is not a queue name: "),
     ],
 )
-def test_what_names_no_queue_is_refused(given: Any, text: str) -> None:
+def test_a_name_of_no_queue_is_refused(given: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         queue_reference(given)
 
@@ -159,7 +159,7 @@ def test_the_arguments_of_a_send_are_checked(arguments: dict[str, Any], text: st
         check_send(**defaults | arguments)
 
 
-def test_what_a_queue_of_each_kind_takes_may_be_sent() -> None:
+def test_messages_that_a_queue_of_each_kind_takes_may_be_sent() -> None:
     check_send(URL, "text", message_group_id=None, deduplication_id=None)
     check_send(URL, "text", message_group_id="tenant", deduplication_id=None)
     check_send(FIFO, "text", message_group_id="group", deduplication_id=None)

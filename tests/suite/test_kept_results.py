@@ -11,7 +11,7 @@ GOOD = Outcome("airflow/failover", 0, passed=12, skipped=1, seconds=80.5, proces
 BAD = Outcome("airflow/shapes", 1, passed=3, failed=1)
 
 
-def test_what_passed_is_known_to_the_next_run_and_what_failed_is_not(tmp_path: Path) -> None:
+def test_passed_parts_are_known_to_the_next_run_and_failed_ones_are_not(tmp_path: Path) -> None:
     first = KeptResults(tmp_path / "kept" / "results.json", lambda: "these sources")
     first.keep(GOOD)
     first.keep(BAD)

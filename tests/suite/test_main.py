@@ -38,7 +38,9 @@ def test_all_good_is_0_and_a_failure_1_with_its_log(tmp_path: Path, capsys: pyte
     assert "Failed: two" in printed
 
 
-def test_what_passed_before_is_not_run_again_but_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_that_passed_before_are_not_run_again_but_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = KeptResults(tmp_path / "results.json", sources)
     results.keep(Outcome("one", 0, passed=12))
     # It would fail.

@@ -75,7 +75,7 @@ def test_a_path_outside_of_the_checkout_is_refused(path: str) -> None:
         files_below([Path(path)])
 
 
-def test_what_changed_since_main_is_what_was_committed_changed_or_made_also_in_a_hook_of_another_checkout(
+def test_changes_since_main_are_committed_changed_and_new_files_also_in_a_hook_of_another_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "another checkout" / ".git"))

@@ -51,7 +51,7 @@ def installed(checkout: Path, cell: Cell, version: str) -> None:
     (directory / "packages.json").write_text(json.dumps(packages))
 
 
-def test_what_was_seen_is_in_the_table_and_all_else_was_not_run(checkout: Path) -> None:
+def test_seen_cells_are_in_the_table_and_all_others_were_not_run(checkout: Path) -> None:
     cell = Cell("3.12", "lowest", "dagster")
     installed(checkout, cell, "1.2")
     record(checkout, [(cell, Outcome(cell.name, 1, passed=7, failed=2))], DAY, "1234567")

@@ -92,7 +92,7 @@ ROOMS: Final = {
             "tests/airflow/payload",
             "tests/airflow/spark_operator",
             "tests/airflow/handover/test_slices.py::test_a_keeper_takes_a_large_batch_over_in_slices",
-            "tests/airflow/handover/test_slices.py::test_what_is_published_has_messages_and_leases_in_the_same_order",
+            "tests/airflow/handover/test_slices.py::test_published_messages_and_leases_are_in_the_same_order",
             "tests/scenarios/airflow/test_the_page_of_spark.py",
             "tests/scenarios/airflow/test_mistakes_of_authors_are_named_when_a_dag_is_parsed.py::test_a_wrong_argument_of_an_ingestion_is_named_with_the_remedy_and_the_task",
             "tests/scenarios/airflow/test_a_large_batch_ends_early_or_goes_to_files.py::test_a_configured_place_is_used_where_there_may_be_too_many_messages_and_nowhere_else",

@@ -17,7 +17,7 @@ def test_messages_are_visible_until_they_are_received_and_gone_when_they_are_del
     assert (queue.visible, queue.invisible, queue.deleted) == (["b"], [], 1)
 
 
-def test_what_was_received_too_often_is_in_the_dead_letter_queue() -> None:
+def test_messages_that_were_received_too_often_are_in_the_dead_letter_queue() -> None:
     queues = LeasedQueues()
     queue = queues.create("orders", "poison", max_receive_count=1)
     queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=0)

@@ -133,7 +133,7 @@ def test_a_message_that_was_sent_to_the_dead_letter_queue_cannot_go_back() -> No
     assert [(task.status, task.moved) for task in tasks(service)] == [(COMPLETED, 1), (FAILED, 1)]
 
 
-def test_what_cannot_be_moved_is_refused() -> None:
+def test_an_impossible_move_is_refused() -> None:
     service = service_with_dead_letters()
     fifo = service.sqs.create_queue("other.fifo")
     start = service.sqs.start_message_move_task

@@ -75,7 +75,7 @@ class Setting:
         return answer.verdict
 
 
-def test_what_the_service_refuses_has_the_verdict_of_its_real_code_and_text() -> None:
+def test_a_refusal_has_the_verdict_of_its_real_code_and_text() -> None:
     setting = Setting()
 
     async def work(_: Transport) -> None:

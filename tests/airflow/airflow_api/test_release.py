@@ -45,7 +45,7 @@ def test_an_older_release_is_refused_with_what_it_lacks(version: str, missing: s
 
 
 @pytest.mark.parametrize("name", sqs_lease.airflow.__all__)
-def test_what_a_dag_imports_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_for_dags_are_marked_as_such(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise ImportError("too old")
 

@@ -331,7 +331,7 @@ async def tell_somebody(context: Any) -> None:
     ],
     ids=["word", "old word", "program", "no module", "function", "arguments", "DAG file"],
 )
-def test_what_cannot_happen_to_lost_leases_is_an_error(
+def test_an_impossible_rule_for_lost_leases_is_an_error(
     dag: DAG, on_lost: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text), sqs_lease("orders", queue_url=QUEUE, on_lost=on_lost) as orders:

@@ -63,7 +63,7 @@ def test_the_sensor_is_an_ordinary_one_with_the_queue_and_the_connection_of_the_
     assert made._aws_connection() == watcher.connection
 
 
-def test_what_is_given_goes_before_what_the_watcher_has_and_that_before_default_args() -> None:
+def test_arguments_go_before_those_of_the_watcher_and_these_before_default_args() -> None:
     made = sensor_of(
         asset_of("orders", aws_conn_id="watching"),
         aws_conn_id="receiving",
@@ -109,7 +109,7 @@ def test_something_else_than_an_asset_is_refused() -> None:
         load(orders)
 
 
-def test_what_is_there_is_taken_in_the_worker_and_handed_to_the_keeper(queue: LeasedQueue) -> None:
+def test_waiting_messages_are_taken_in_the_worker_and_handed_to_the_keeper(queue: LeasedQueue) -> None:
     queue.send("a", "b")
     task_instance = TaskInstance()
     messages = execute(sensor_of(asset_of("orders"), linger=0, visibility=300), task_instance)

@@ -233,7 +233,7 @@ def test_a_sensor_that_was_killed_before_it_had_published_its_messages_receives_
     assert len(world.events(AuditKind.RECEIVED)) == 6
 
 
-def test_what_a_cleared_sensor_handed_on_can_be_found_until_its_keeper_begins(world: LeasedMessages) -> None:
+def test_the_batch_of_a_cleared_sensor_can_be_found_until_its_keeper_begins(world: LeasedMessages) -> None:
     async def scenario() -> None:
         await receive(world)
         lease = world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY]
@@ -263,7 +263,7 @@ def test_messages_that_were_given_back_are_not_given_back_again_by_the_sensors_n
     world.run(scenario)
 
 
-def test_what_a_killed_sensor_could_not_publish_is_given_back_only_once(world: LeasedMessages) -> None:
+def test_a_batch_that_a_killed_sensor_could_not_publish_is_given_back_only_once(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first, second, third = map(world.triggerer, ("first", "second", "third"))
         await world.receive(first, Growing(visibility=30.0), handoff_timeout_seconds=HANDOFF_SECONDS)

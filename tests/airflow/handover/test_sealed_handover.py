@@ -97,7 +97,7 @@ def test_a_sealed_text_that_is_something_else_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "key", ["manifest_uri", "leases_uri", "queue_url", "connection", "policy", "batch_id", "parts"]
 )
-def test_what_is_added_beside_the_seal_is_not_looked_at(key: str) -> None:
+def test_fields_beside_the_seal_are_not_looked_at(key: str) -> None:
     plain = {**handed().encode(RECEIVING), key: "file:///etc/passwd"}
     assert HandedLease.decode(plain, RECEIVING) == handed()
 

@@ -76,7 +76,7 @@ def test_a_keeper_takes_a_large_batch_over_in_slices(supervisor: ScriptedComms, 
     assert world.message_states() == {}
 
 
-def test_what_is_published_has_messages_and_leases_in_the_same_order(supervisor: ScriptedComms, tmp_path: Path) -> None:
+def test_published_messages_and_leases_are_in_the_same_order(supervisor: ScriptedComms, tmp_path: Path) -> None:
     world = LeasedMessages(supervisor, bodies=BODIES)
 
     async def scenario() -> None:

@@ -64,7 +64,9 @@ def test_airflow_takes_the_page_and_the_tab() -> None:
 
 
 @pytest.mark.parametrize("view", [NAVIGATION_VIEW, RUN_VIEW])
-def test_what_a_view_names_is_there_and_is_found_below_any_path_that_airflow_is_served_at(view: dict[str, str]) -> None:
+def test_files_that_a_view_names_exist_and_are_found_below_any_path_that_airflow_is_served_at(
+    view: dict[str, str],
+) -> None:
     for name in ("href", "icon", "icon_dark_mode"):
         address = view[name].partition("?")[0]
         assert f"/{address}".startswith(f"{URL_PREFIX}/"), "an absolute address would miss a base_url with a path"

@@ -169,7 +169,7 @@ def test_the_callback_is_called_at_once_and_once_for_all_leases_that_it_befell(w
     world.run(scenario)
 
 
-def test_what_was_lost_before_the_keeper_came_is_told_when_it_comes(world: LeasedMessages) -> None:
+def test_leases_that_were_lost_before_the_keeper_came_are_told_when_it_comes(world: LeasedMessages) -> None:
     async def scenario() -> None:
         triggerer = world.triggerer()
         await world.receive(triggerer, Never(visibility=30))
@@ -191,7 +191,7 @@ def test_what_was_lost_before_the_keeper_came_is_told_when_it_comes(world: Lease
     ],
     ids=["function", "async function"],
 )
-def test_what_was_not_written_as_a_callback_is_never_called_whatever_is_stored(
+def test_a_stored_name_that_was_not_written_as_a_callback_is_never_called(
     world: LeasedMessages, tmp_path: Path, stored: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "made"

@@ -67,7 +67,7 @@ def test_bursts_that_were_worked_on_are_an_event_each_at_once() -> None:
     assert fired(burst * 20) == [number * 10.0 for number in range(20)]
 
 
-def test_what_comes_during_long_work_fires_at_the_shortest_pause() -> None:
+def test_messages_that_come_during_long_work_fire_at_the_shortest_pause() -> None:
     # The runs take what is there and go on working: nothing is deleted for an hour.
     looks = [counts(1)]
     for number in range(1, 100):
@@ -121,7 +121,7 @@ def test_a_burst_like_the_last_one_that_comes_when_that_is_deleted_does_not_wait
     assert fired(looks) == [0, 8]
 
 
-def test_what_other_runs_delete_says_nothing_about_a_run_that_still_waits_for_its_slot() -> None:
+def test_deletes_of_other_runs_say_nothing_about_a_run_that_still_waits_for_its_slot() -> None:
     looks = [counts(50), counts(0, 50), counts(10, 50), counts(10, 50), counts(10, 0), *[counts(10)] * 10]
     assert fired(looks) == [0, 6]
 

@@ -320,7 +320,7 @@ class TestOutlook:
         assert ledger.outlook([never]) == Outlook(renew_at=None, deadline=30)
         assert ledger.outlook([kept]).renew_at == 20
 
-    def test_what_comes_next_of_several_parts_is_the_first_of_all(self) -> None:
+    def test_the_next_moment_of_several_parts_is_the_first_of_all(self) -> None:
         parts = [Outlook(None, 50), Outlook(30, 40), Outlook(20, 60), Outlook(None, None)]
         assert Outlook.of_all(parts) == Outlook(renew_at=20, deadline=40)
         assert Outlook.of_all([]) == Outlook(renew_at=None, deadline=None)

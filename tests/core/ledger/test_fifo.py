@@ -118,7 +118,7 @@ def test_a_message_behind_one_that_is_lost_while_it_is_worked_on_is_released() -
     assert ended(ledger) == {"m2": Outcome.RELEASED}
 
 
-def test_what_goes_back_with_a_lost_message_is_not_extended_again() -> None:
+def test_messages_that_go_back_with_a_lost_one_are_not_extended_again() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(SECOND, Delete(), 5)
     extension = only(ledger.due(20))
@@ -127,7 +127,7 @@ def test_what_goes_back_with_a_lost_message_is_not_extended_again() -> None:
     assert all(isinstance(call, ReleaseCall) for call in carry_out(ledger, 29))
 
 
-def test_what_was_passed_before_a_lost_message_is_not_extended_again() -> None:
+def test_messages_in_front_of_a_lost_one_are_not_extended_again() -> None:
     ledger = ledger_of("group", "group")
     # Adopted in the other order, so that the call names the later message first.
     ledger.settle(SECOND, Delete(), 5)
@@ -199,7 +199,7 @@ steps = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(steps=steps)
-def test_whatever_happens_nothing_is_deleted_ahead_of_an_earlier_message_of_its_group(steps: list[Step]) -> None:
+def test_no_message_is_ever_deleted_ahead_of_an_earlier_one_of_its_group(steps: list[Step]) -> None:
     groups = ["one", "two", "one", "one", "two", "one", "two", "one"]
     receipts = [Receipt(f"m{number}", "handle") for number in range(1, 9)]
     ledger = ledger_of(*groups)
@@ -246,7 +246,7 @@ def test_a_lease_that_another_batch_adopts_is_in_order_there() -> None:
     assert carry_out(ledger, 6) == []
 
 
-def test_what_was_decided_keeps_its_place_when_another_batch_adopts_the_group() -> None:
+def test_a_decided_message_keeps_its_place_when_another_batch_adopts_the_group() -> None:
     ledger = ledger_of("group", "group", "group")
     ledger.settle(FIRST, DeadLetter("failed"), 4)
     forward = only(ledger.due(4))
@@ -315,14 +315,14 @@ def test_a_group_that_was_lost_in_part_can_succeed_when_all_of_it_was_received_a
     assert set(ended(ledger).values()) == {Outcome.DELETED}
 
 
-def test_what_was_held_behind_a_lost_message_goes_back_also_when_that_one_was_received_again() -> None:
+def test_messages_behind_a_lost_one_go_back_also_when_that_one_was_received_again() -> None:
     ledger = held_in_doubt_behind_lost_ones()
     ledger.hold(Lease(Receipt("m1", "second handle"), 32.0, 62.0, 2, "group"), POLICY)
     ledger.settle(THIRD, Delete(), 33)
     assert not any(isinstance(call, DeleteCall) for call in carry_out(ledger, 33))
 
 
-def test_what_is_received_after_a_message_went_back_may_succeed_while_the_group_still_ends() -> None:
+def test_messages_that_are_received_after_one_went_back_may_succeed_while_the_group_still_ends() -> None:
     ledger = ledger_of("group", "group")
     ledger.settle(SECOND, DeadLetter("failed"), 5)
     forward = only(ledger.due(5))

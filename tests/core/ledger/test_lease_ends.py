@@ -212,7 +212,7 @@ class TestUncertain:
         settle(ledger, receipt, Delete(), Verdict.LOST, 5)
         assert [event.outcome for event in ledger.take_events() if isinstance(event, Settled)] == [Outcome.LOST]
 
-    def test_what_was_dead_lettered_stays_so_when_its_unanswered_delete_is_refused(self) -> None:
+    def test_a_dead_lettered_message_stays_so_when_its_unanswered_delete_is_refused(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         settle(ledger, receipt, DeadLetter("failed"), Verdict.DONE, 5)
@@ -251,7 +251,7 @@ class TestFilledCalls:
         ledger.settle(held[2], Delete(), 5)
         assert set(only(ledger.due(5)).receipts) == set(held)
 
-    def test_what_waits_for_another_try_is_not_hurried_by_those_that_come(self) -> None:
+    def test_settlements_that_wait_for_another_try_are_not_hurried_by_new_ones(self) -> None:
         held = receipts(20)
         ledger = ledger_with(*held)
         for receipt in held[:10]:
@@ -339,7 +339,7 @@ class TestLastExtension:
         assert not ledger.extend_until(receipt, 90, 5)
         assert ledger.due(5) == []
 
-    def test_what_is_being_settled_is_not_extended(self) -> None:
+    def test_a_lease_that_is_being_settled_is_not_extended(self) -> None:
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         ledger.settle(receipt, Delete(), 5)

@@ -226,7 +226,7 @@ def test_as_many_runs_are_started_as_the_backlog_is_worth_but_three_at_most(
     assert len({request.run_key for request in requests}) == runs
 
 
-def test_what_runs_that_just_began_will_take_is_not_counted_twice(
+def test_messages_for_runs_that_just_began_are_not_counted_twice(
     queue: LeasedQueue, instance: dg.DagsterInstance
 ) -> None:
     ticks = Ticks(instance, max_concurrent_runs=3, messages_per_run=10)
@@ -552,7 +552,7 @@ def test_a_queue_that_cannot_be_read_just_now_is_skipped_but_not_for_ever(
         ticks.tick()
 
 
-def test_what_the_queue_said_ends_the_count_of_its_silence(
+def test_an_answer_of_the_queue_ends_the_count_of_its_silence(
     queue: LeasedQueue, instance: dg.DagsterInstance, time: Time
 ) -> None:
     ticks = Ticks(instance)

@@ -37,7 +37,7 @@ def errors(changes: str) -> list[tuple[str, str]]:
     return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
 
 
-def test_what_is_right_has_no_errors() -> None:
+def test_right_options_have_no_errors() -> None:
     assert errors("") == []
     assert errors("rejects: {kind: delta, path: /data/rejected}") == []
 

@@ -41,7 +41,7 @@ def test_a_sensor_starts_runs_of_the_assets_that_it_selects(leased_queues: Lease
         ("sensor", SENSOR.replace("min_messages: 2", "min_messages: 0"), "min_messages must be at least 1, not 0"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_key_when_the_folder_is_loaded(
+def test_a_wrong_setting_is_named_by_its_key_when_the_folder_is_loaded(
     shop: Shop, name: str, text: str, said: str
 ) -> None:
     shop.write(f"{name}/defs.yaml", text)

@@ -85,7 +85,7 @@ def test_steps_are_retried_as_the_executor_that_runs_them_has_it(
     assert (queue.visible, queue.dead_letters) == ([], dead_letters)
 
 
-def test_what_a_step_raised_counts_where_the_executor_raises_it_too(runs: Runs, queue: LeasedQueue) -> None:
+def test_an_error_of_a_step_counts_where_the_executor_raises_it_too(runs: Runs, queue: LeasedQueue) -> None:
     queue.send("a", "bad")
     with pytest.raises(ZeroDivisionError):
         runs.execute(around_jobs.in_process, {"report": {"raises": True}}, {}, raise_on_error=True)

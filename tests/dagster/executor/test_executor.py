@@ -152,7 +152,7 @@ def test_messages_that_later_steps_did_not_get_to_come_back_at_once(runs: Runs, 
     assert (queue.visible, queue.dead_letters) == (["a"], ["bad"])
 
 
-def test_what_the_service_refuses_for_one_message_fails_the_run_and_the_others_are_settled(
+def test_a_refusal_for_one_message_fails_the_run_and_the_others_are_settled(
     runs: Runs, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_release(call: TransportCall) -> Fault:
@@ -235,7 +235,7 @@ def test_assets_share_a_batch_too_and_a_run_that_repeats_one_of_them_is_refused(
     assert queue.visible == ["b"]
 
 
-def test_what_a_failed_message_of_a_group_is_followed_by_comes_back_with_it(
+def test_messages_behind_a_failed_one_of_their_group_come_back_with_it(
     runs: Runs, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORDERS_QUEUE", "orders.fifo")

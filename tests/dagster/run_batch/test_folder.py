@@ -50,7 +50,7 @@ def test_the_messages_are_read_again_without_their_receipt_handles(folder: Batch
 
 
 @pytest.mark.parametrize("name", ["load", "group.load[a]", "a/b", "ü" * 300, ".."])
-def test_what_is_known_of_a_piece_of_work_replaces_what_was_known_before(folder: BatchFolder, name: str) -> None:
+def test_news_of_a_piece_of_work_replaces_older_news(folder: BatchFolder, name: str) -> None:
     assert folder.read(name) is None
     assert folder.pieces() == {}
     folder.write(PieceOfWork(name, "run/0", failed={"m0": "torn"}))

@@ -147,7 +147,7 @@ def test_a_message_that_a_step_is_done_with_is_not_its_retrys_nor_failed_by_its_
     assert piece(folder).attempt == f"{result.run_id}/1"
 
 
-def test_what_a_step_settles_is_known_at_once_and_stays_so(folder: BatchFolder) -> None:
+def test_settlements_of_a_step_are_known_at_once_and_stay_so(folder: BatchFolder) -> None:
     def work(batch: RunBatch, _: int) -> None:
         batch.release("m0")
         batch.fail("m0", "torn")
@@ -315,7 +315,7 @@ def test_a_generator_that_is_given_up_late_writes_nothing_over_what_the_next_att
     assert piece(folder) == later
 
 
-def test_what_another_attempt_has_written_stays_where_a_step_comes_to_its_end_late(folder: BatchFolder) -> None:
+def test_notes_of_another_attempt_stay_where_a_step_comes_to_its_end_late(folder: BatchFolder) -> None:
     later = PieceOfWork("load", "run/1", is_over=True, failed={"m0": "torn"})
 
     def work(batch: RunBatch, _: int) -> None:

@@ -81,7 +81,7 @@ def test_a_group_of_message_failed_fails_the_messages_of_all_and_no_others() -> 
     assert done_otherwise(found, Action.DELETE) == ["m0"]
 
 
-def test_what_is_not_named_is_released_where_later_steps_did_not_run() -> None:
+def test_messages_that_are_not_named_are_released_where_later_steps_did_not_run() -> None:
     found = decided({"load": HELD_UP}, {"load": piece(raised=NAMED)})
     assert failed(found) == {"MessageFailed": ["m1"]}
     assert done_otherwise(found, Action.RELEASE) == ["m0", "m2"]
@@ -160,23 +160,23 @@ def test_a_message_that_several_steps_failed_has_the_reason_that_says_most() -> 
     ],
     ids=["raised", "killed", "by an earlier attempt"],
 )
-def test_what_a_step_was_done_with_is_deleted_and_not_failed_by_its_end(known: PieceOfWork) -> None:
+def test_messages_that_a_step_was_done_with_are_deleted_and_not_failed_by_its_end(known: PieceOfWork) -> None:
     found = decided({"load": FAILED}, {"load": known})
     (ids,) = failed(found).values()
     assert (ids, found["m0"]) == (["m1", "m2"], Action.DELETE)
 
 
-def test_what_a_step_was_done_with_is_released_where_steps_behind_it_did_not_run() -> None:
+def test_messages_that_a_step_was_done_with_are_released_where_steps_behind_it_did_not_run() -> None:
     found = decided({"load": HELD_UP}, {"load": piece(raised=NAMED, done=frozenset({"m0"}))})
     assert (failed(found), done_otherwise(found, Action.RELEASE)) == ({"MessageFailed": ["m1"]}, ["m0", "m2"])
 
 
-def test_what_another_step_failed_is_failed_whichever_step_was_done_with_it() -> None:
+def test_messages_that_another_step_failed_are_failed_whichever_step_was_done_with_them() -> None:
     pieces = {"load": piece(done=frozenset(MESSAGES)), "report": PieceOfWork("report", NOW, True, {"m0": "torn"})}
     assert failed(decided({"load": SUCCEEDED, "report": SUCCEEDED}, pieces)) == {"torn": ["m0"]}
 
 
-def test_what_the_last_attempt_gave_back_is_released_and_what_an_earlier_one_gave_back_is_forgotten() -> None:
+def test_messages_that_the_last_attempt_gave_back_are_released_and_those_of_an_earlier_one_are_forgotten() -> None:
     given_back = piece(released=frozenset({"m0"}))
     assert decided({"load": SUCCEEDED}, {"load": given_back}) == deleted(("m0", Action.RELEASE))
     earlier = piece(attempt=BEFORE, released=frozenset({"m0"}))

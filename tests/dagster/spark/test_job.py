@@ -73,7 +73,9 @@ def materialize(
     return dg.materialize([orders], raise_on_error=True)
 
 
-def test_what_the_job_rejects_comes_back_and_the_rest_is_deleted(orders: LeasedQueue, program: JobProgram) -> None:
+def test_messages_that_the_job_rejects_come_back_and_the_rest_is_deleted(
+    orders: LeasedQueue, program: JobProgram
+) -> None:
     reporting(orders, program)
     results: list[StoredResult] = []
     result = materialize(program, results.append)
@@ -128,7 +130,7 @@ def test_the_job_gets_what_it_is_given_and_nothing_of_dagsters_own(
     assert program.noted()["argv"][-3:-1] == ["--remote", "sc://spark:15002"]
 
 
-def test_what_the_job_reports_is_in_the_runs_log(
+def test_the_report_of_the_job_is_in_the_runs_log(
     orders: LeasedQueue, program: JobProgram, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reporting(orders, program, "pipes.log.info('batch b: stage 2: 37 of 200 tasks'); print('what Java says')")

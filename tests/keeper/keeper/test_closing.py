@@ -24,7 +24,7 @@ class TestClosing:
         ],
         ids=lambda value: value.value if isinstance(value, Leaving) else "",
     )
-    def test_what_is_still_held_is_treated_as_asked(
+    def test_leases_that_are_still_held_are_treated_as_asked(
         self, setting: Setting, leaving: Leaving, expected: list[object]
     ) -> None:
         async def scenario(keeper: Keeper) -> None:

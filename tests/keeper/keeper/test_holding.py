@@ -182,7 +182,7 @@ def test_a_message_received_again_within_the_batch_is_held_by_its_new_receipt_al
     setting.run(scenario)
 
 
-def test_what_is_held_is_counted_without_looking_at_each_lease(setting: Setting) -> None:
+def test_held_messages_are_counted_without_looking_at_each_lease(setting: Setting) -> None:
     async def scenario(keeper: Keeper) -> None:
         def counts() -> tuple[int, int]:
             return batch.count_held(), len(batch.leases())

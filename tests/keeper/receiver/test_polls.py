@@ -262,7 +262,7 @@ class TestHandingOver:
 
 class TestArguments:
     @pytest.mark.parametrize("max_messages", [0, -1, 120_001, 1.5, True])
-    def test_how_many_messages_is_checked(self, max_messages: int) -> None:
+    def test_the_number_of_messages_is_checked(self, max_messages: int) -> None:
         with pytest.raises(ValueError, match="orders: max_messages must be an integer from 1 to 120000"):
             Collecting().collect(max_messages, wait=0)
 

@@ -307,7 +307,7 @@ def test_no_other_consumer_gets_a_message_of_a_stored_batch_but_the_one_that_fai
     assert {reception.body for reception in consumer.receptions} <= {"bad"}
 
 
-def test_what_a_sensor_received_in_its_own_process_is_kept_and_settled(running: Running) -> None:
+def test_messages_that_a_sensor_received_in_its_own_process_are_kept_and_settled(running: Running) -> None:
     assert running.ended("poking") == "success"
     report = running.report("poking")
     assert (report["received"], report["deleted"], report["released"], report["late"]) == (3, 2, 1, 0)

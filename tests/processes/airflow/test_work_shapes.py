@@ -261,7 +261,7 @@ def test_leases_side_by_side_are_settled_each_for_itself(running: Running) -> No
     assert running.outcomes("two_leases", "returns") == {"bad": "released"}
 
 
-def test_what_fails_in_an_inner_lease_fails_the_messages_of_the_outer_one_too(running: Running) -> None:
+def test_a_failure_in_an_inner_lease_fails_the_messages_of_the_outer_one_too(running: Running) -> None:
     assert running.ended("nested") == "failed"
     assert running.outcomes("nested", "details") == {"inner": "released"}
     assert running.outcomes("nested") == {"outer": "released"}

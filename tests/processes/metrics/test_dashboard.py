@@ -224,7 +224,7 @@ def test_release_latencies_are_shown_in_seconds(measured: Measured) -> None:
     assert [value for value in latencies.values() if not 0 < value < 60] == []
 
 
-def test_what_airflow_alone_publishes_is_shown(measured: Measured) -> None:
+def test_metrics_that_airflow_alone_publishes_are_shown(measured: Measured) -> None:
     assert measured.values("Oldest lease on Airflow, by queue", HELD)["airflow-orders"] > 0
     assert measured.values("Watchers on Airflow: time since the last count", HELD).keys() == {"airflow-watched"}
 

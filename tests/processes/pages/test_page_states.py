@@ -253,7 +253,7 @@ def test_a_user_without_the_right_to_read_xcoms_sees_the_batches_without_figures
     expect(page.locator("#notice")).to_contain_text("does not let you read XComs")
 
 
-def test_what_was_read_stays_while_airflow_is_away_and_is_marked_as_older(page: Page, airflow: FakeAirflow) -> None:
+def test_shown_leases_stay_while_airflow_is_away_and_are_marked_as_older(page: Page, airflow: FakeAirflow) -> None:
     stop_the_clock(page)
     airflow.add(keeper(1), lease_status=status())
     page.goto(PAGE)

@@ -22,7 +22,7 @@ from tests.spark.sources.s3_messages import direct, record
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
-def test_what_a_killed_driver_did_not_delete_the_next_one_does(
+def test_objects_that_a_killed_driver_did_not_delete_are_deleted_by_the_next_one(
     tmp_path: Path, server: SqsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in server.environment.items():

@@ -141,7 +141,7 @@ def test_a_job_that_is_to_end_cancels_its_spark_jobs_and_stores_nothing(
     worker.wait(60)
 
 
-def test_what_a_parser_says_of_a_body_is_not_repeated(place: Place) -> None:
+def test_the_text_of_a_parsers_error_is_not_repeated(place: Place) -> None:
     write_manifest(place.manifest, batch_id="b", queue_url="orders", messages=[message("m1", "a secret")])
     source = {"kind": "parser", "function": "tests.spark.job.careless_parser:quote", "schema": "id BIGINT"}
     # What Spark itself logs has the whole text.

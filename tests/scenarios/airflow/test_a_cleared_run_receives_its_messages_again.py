@@ -113,7 +113,7 @@ def test_the_new_batch_of_a_cleared_run_is_deleted_by_a_triggerer_that_did_not_r
     assert world.report()["deleted"] == 3
 
 
-def test_what_an_older_batch_left_written_down_is_not_taken_for_the_new_ones(world: LeasedMessages) -> None:
+def test_notes_of_an_older_batch_are_not_taken_for_those_of_the_new_one(world: LeasedMessages) -> None:
     async def scenario() -> None:
         first, second = world.triggerer("first"), world.triggerer("second")
         await world.receive(first)

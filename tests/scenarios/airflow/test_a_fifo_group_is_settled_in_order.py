@@ -42,7 +42,7 @@ def test_a_message_that_is_done_waits_for_those_before_it(world: LeasedMessages)
     assert not world.events(AuditKind.EXPIRED)
 
 
-def test_what_waited_behind_a_message_that_failed_then_is_given_back_in_order(world: LeasedMessages) -> None:
+def test_messages_behind_one_that_failed_are_given_back_in_order(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(CHECK)
         ended(world, "running", "success", "success")
@@ -57,7 +57,7 @@ def test_what_waited_behind_a_message_that_failed_then_is_given_back_in_order(wo
     assert not world.events(AuditKind.DELETED)
 
 
-def test_what_comes_behind_a_failed_message_need_not_wait_for_those_before_it(world: LeasedMessages) -> None:
+def test_messages_behind_a_failed_one_need_not_wait_for_those_before_it(world: LeasedMessages) -> None:
     async def scenario() -> None:
         running = await world.receive_and_keep(CHECK)
         ended(world, "running", "failed", "success")

@@ -342,12 +342,12 @@ def test_messages_that_are_asked_for_by_something_else_than_their_ids(message_id
         (lambda: read_messages({"a": 1}), "read_messages() takes the value of a lease"),
     ],
 )
-def test_what_is_missing_or_at_the_wrong_place_is_named_with_the_remedy(call: Callable[[], object], said: str) -> None:
+def test_missing_and_misplaced_arguments_are_named_with_the_remedy(call: Callable[[], object], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(said)):
         call()
 
 
-def test_what_is_right_is_taken(dag: DAG) -> None:
+def test_right_arguments_are_taken(dag: DAG) -> None:
     rules = [release(), release(60), backoff(), expire(), dead_letter(), by_exception({"KeyError": expire()})]
     for number, rule in enumerate(rules):
         lease(f"orders_{number}", queue_url="orders", on_failure=rule, handoff_timeout=timedelta(minutes=1))

@@ -52,6 +52,6 @@ def test_every_option_of_the_stock_sensor_and_trigger_has_its_place(option: str)
     assert f"`{option}`" in table or f"`{option}=" in table
 
 
-def test_what_is_templated_there_is_templated_here() -> None:
+def test_fields_that_are_templated_there_are_templated_here() -> None:
     renamed = {"sqs_queue": "queue_url"}
     assert {renamed.get(name, name) for name in SqsSensor.template_fields} <= set(SqsLeaseSensor.template_fields)

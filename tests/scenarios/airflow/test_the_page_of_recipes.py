@@ -69,7 +69,7 @@ def test_a_sender_cannot_start_any_dag(documents: dict[str, Any]) -> None:
         documents["run_of"]({"MessageId": "5fea7756", "Body": '{"kind": "documents_to_dags"}'})
 
 
-def test_what_a_sender_wrote_is_not_rendered_as_a_template(
+def test_text_of_a_sender_is_not_rendered_as_a_template(
     documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "{{ 6 * 7 }} {{ conn.orders.password }} {% for one in (1, 2) %}"

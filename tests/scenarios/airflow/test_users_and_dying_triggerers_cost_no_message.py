@@ -14,7 +14,7 @@ from tests.scenarios.airflow.acted_on_run import ActedOnRun
 # nobody held when the old trigger was told late, keepers that were cleared twice within seconds, one of which did not
 # begin again in time, and a trigger that went to another triggerer and back within seconds.
 @pytest.mark.parametrize("seed", [*range(16), 90, 108, 41, 1528, 20041, 2149, 2374])
-def test_whatever_happens_to_a_run_it_touches_only_its_own_messages_and_loses_no_message(
+def test_a_run_touches_only_its_own_messages_and_loses_no_message_in_any_case(
     supervisor: ScriptedComms, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

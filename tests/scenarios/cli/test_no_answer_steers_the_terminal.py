@@ -154,7 +154,9 @@ def run(kind: Kind, *arguments: str) -> Ran:
 @pytest.mark.parametrize("json_option", [(), ("--json",)], ids=["text", "json"])
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_a_service_says_is_text_and_nothing_else(command: str, kind: Kind, json_option: tuple[str, ...]) -> None:
+def test_an_answer_of_a_service_is_text_and_nothing_else(
+    command: str, kind: Kind, json_option: tuple[str, ...]
+) -> None:
     ran = run(kind, *COMMANDS[command], *json_option)
 
     said = ran.out + ran.err

@@ -48,7 +48,7 @@ def returns(ground: Ground, wire: Wire) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("arguments", "output"), [shown for shown in SHOWN if shown[0].endswith(" returns")])
-def test_what_the_page_shows_is_printed(arguments: str, output: str, returns: None) -> None:
+def test_the_output_on_the_page_is_printed(arguments: str, output: str, returns: None) -> None:
     assert comparable(sqs_lease(*shlex.split(arguments)).out) == comparable(output)
 
 

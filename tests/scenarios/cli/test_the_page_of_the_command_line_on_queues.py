@@ -43,7 +43,7 @@ def queues(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("arguments", "output"), SHOWN, ids=[shown[0].split()[0] for shown in SHOWN])
-def test_what_the_page_shows_is_printed(arguments: str, output: str, queues: None) -> None:
+def test_the_output_on_the_page_is_printed(arguments: str, output: str, queues: None) -> None:
     ran = sqs_lease(*shlex.split(arguments))
 
     assert ran.exit_code == 0

@@ -28,7 +28,7 @@ def router(**options: Any) -> object:
 
 @pytest.mark.parametrize("ask", [resource, executor])
 @refused("max_messages", "wait", "linger", "policy", "visibility", "on_failure")
-def test_what_cannot_be_is_refused_as_everywhere(
+def test_impossible_options_are_refused_as_everywhere(
     ask: Callable[..., object], options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     assert_refuses(ask, options, error, text)

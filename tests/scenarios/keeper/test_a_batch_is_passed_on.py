@@ -92,7 +92,7 @@ async def written_by(ground: Ground, seconds: float = 300.0) -> WrittenBatch:
 
 
 class TestPassingOn:
-    def test_what_is_short_is_extended_once_written_down_and_forgotten(self) -> None:
+    def test_a_short_lease_is_extended_once_written_down_and_forgotten(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -142,7 +142,7 @@ class TestPassingOn:
 
         ground.run(scenario)
 
-    def test_what_was_held_on_can_be_given_back(self) -> None:
+    def test_a_batch_that_was_passed_on_can_be_given_back(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -153,7 +153,7 @@ class TestPassingOn:
 
         ground.run(scenario)
 
-    def test_what_lasts_longer_is_left_alone(self) -> None:
+    def test_a_lease_that_lasts_longer_is_left_alone(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -201,7 +201,7 @@ class TestPassingOn:
 
         ground.run(scenario)
 
-    def test_what_cannot_be_written_down_is_adopted_again_by_the_same_keeper(self) -> None:
+    def test_a_batch_that_cannot_be_written_down_is_adopted_again_by_the_same_keeper(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -264,7 +264,7 @@ class TestAdopting:
 
         ground.run(scenario)
 
-    def test_what_has_passed_its_deadline_is_in_doubt_and_extended_while_its_work_runs(self) -> None:
+    def test_a_lease_past_its_deadline_is_in_doubt_and_extended_while_its_work_runs(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -280,7 +280,7 @@ class TestAdopting:
 
         ground.run(scenario)
 
-    def test_what_has_passed_its_deadline_is_never_released_and_a_run_that_is_over_extends_nothing(self) -> None:
+    def test_a_lease_past_its_deadline_is_never_released_and_a_run_that_is_over_extends_nothing(self) -> None:
         ground = Ground()
 
         async def scenario() -> None:
@@ -295,7 +295,7 @@ class TestAdopting:
 
         ground.run(scenario)
 
-    def test_what_another_consumer_received_meanwhile_is_left_to_it(self) -> None:
+    def test_messages_that_another_consumer_received_meanwhile_are_left_to_it(self) -> None:
         ground = Ground(10)
 
         async def scenario() -> None:
@@ -439,7 +439,7 @@ def test_a_lease_is_extended_by_the_batch_that_adopts_it_after_its_delete_was_re
     ground.run(scenario)
 
 
-def test_what_is_not_passed_on_as_that_was_cancelled_is_extended_further() -> None:
+def test_a_batch_that_a_cancellation_kept_is_extended_further() -> None:
     ground = Ground(faults=lambda call: Fault(before_seconds=1.0))
 
     async def main() -> None:

@@ -92,7 +92,7 @@ class TestParquet:
         assert (rows, reason) == (10_000, "")
         assert most() < 4 * parquet_pages.BATCH_BYTES
 
-    def test_what_it_holds_is_limited_whatever_it_says_of_itself(self) -> None:
+    def test_the_content_is_limited_whatever_the_object_says_of_itself(self) -> None:
         content = parquet(pa.table({"text": repeated("x" * 80_000, 10_000)}))
 
         _, reason = read(Parquet(TEXT, []), content, content=100 * MIB)

@@ -45,7 +45,7 @@ def test_rejects_are_stored_once_with_body_and_reason_and_are_done_then(place: P
 
 
 @pytest.mark.parametrize("has_rejects", [False, True], ids=["reported", "stored"])
-def test_what_a_sender_wrote_adds_no_line_to_a_log_or_a_reason(
+def test_text_of_a_sender_adds_no_line_to_a_log_or_a_reason(
     place: Place, caplog: pytest.LogCaptureFixture, has_rejects: bool
 ) -> None:
     forged = "a\nERROR the queue was deleted\x1b[2K"

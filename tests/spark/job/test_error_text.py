@@ -58,7 +58,7 @@ OF_A_PACKAGE = f"sqs_lease.spark.sources.functions.ParserError: the parser gave 
     ],
     ids=["text", "no text", "raised again", "no name", "our own", "no module"],
 )
-def test_what_a_python_worker_raised_is_the_error_of_the_job_without_its_text(lines: list[str], said: str) -> None:
+def test_the_error_of_a_python_worker_is_the_error_of_the_job_without_its_text(lines: list[str], said: str) -> None:
     assert one_line(PythonException(in_worker(*lines))) == f"{said} (raised in a Python worker of Spark)"
 
 
@@ -124,7 +124,7 @@ def test_other_errors(error: Exception, said: str) -> None:
     assert one_line(error) == said
 
 
-def test_what_a_sender_wrote_adds_no_line_and_no_control_character() -> None:
+def test_text_of_a_sender_adds_no_line_and_no_control_character() -> None:
     said = one_line(TableError("S3 did not give s3://data/a\nerror: forged\x1b[2K\u2028\u202e (SlowDown)"))
 
     assert said == "S3 did not give s3://data/a error: forged [2K   (SlowDown)"

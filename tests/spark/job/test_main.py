@@ -140,7 +140,7 @@ def test_a_local_file_is_read_where_it_is_and_written_whole(tmp_path: Path) -> N
         ("s3://bucket", "must be s3://bucket/key"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path: Path, uri: str, said: str) -> None:
+def test_input_that_cannot_be_read_is_named(tmp_path: Path, uri: str, said: str) -> None:
     with pytest.raises(WorkspaceError, match=said):
         local_copy(uri, tmp_path)
 

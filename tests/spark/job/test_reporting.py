@@ -95,7 +95,7 @@ def test_a_job_that_was_started_otherwise_reports_nothing() -> None:
     assert not dagster_pipes.PipesContext.is_initialized()
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dagster_pipes", None)
     with pytest.raises(ReportError, match="pip install dagster-pipes"), reporting.reporting({CONTEXT: "a"}, str):
         pass

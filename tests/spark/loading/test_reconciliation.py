@@ -59,7 +59,7 @@ def test_anything_else_is_named(wrong: BatchOutcome, named: str) -> None:
         wrong.require_each_once(ids("abcd"), "7")
 
 
-def test_what_is_ingested_or_empty_is_entered_with_the_time_it_was_sent() -> None:
+def test_ingested_and_empty_messages_are_entered_with_the_time_they_were_sent() -> None:
     messages = pa.table([ids("abcd"), [SENT, None, SENT, SENT]], schema=LOOKED_UP)
 
     entries = batch_outcome(known="d", ingested="ca", empty="b").entries(messages)

@@ -42,7 +42,7 @@ def test_columns_that_are_added_may_be_null() -> None:
     assert add_columns("t", COLUMNS) == "ALTER TABLE t ADD COLUMNS (`id` BIGINT, `odd ``name``` STRING)"
 
 
-def test_what_is_inside_of_a_column_is_spelled_out() -> None:
+def test_types_inside_of_a_column_are_spelled_out() -> None:
     inner = StructType([StructField("a b", ArrayType(DecimalType(10, 2))), StructField("m", StringType())])
     assert type_of(MapType(StringType(), inner)) == "MAP<STRING, STRUCT<`a b`: ARRAY<DECIMAL(10,2)>, `m`: STRING>>"
 

@@ -280,7 +280,7 @@ def test_another_kind_of_message_among_records_is_rejected_by_tasks(spark: Spark
 class TestRescued:
     SOURCE = JsonSource("id BIGINT NOT NULL, day DATE, at TIMESTAMP", rescued="_rescued_data")
 
-    def test_what_does_not_fit_is_saved_as_it_came_and_the_rest_is_a_record(self, spark: SparkSession) -> None:
+    def test_a_value_that_does_not_fit_is_saved_as_it_came_and_the_rest_is_a_record(self, spark: SparkSession) -> None:
         bodies = {
             "fits": '{"id": 1, "day": "2013-01-01"}',
             "new field": '{"id": 2, "price": 1.10000000000000000001}',
@@ -300,7 +300,7 @@ class TestRescued:
             "time": record(4, None, bodies["time"]),
         }
 
-    def test_what_is_required_still_is(self, spark: SparkSession) -> None:
+    def test_required_fields_still_are_required(self, spark: SparkSession) -> None:
         outcome = parsed(spark, self.SOURCE, {"type": '{"id": "x"}', "missing": '{"day": null}', "no JSON": "{"})
 
         assert outcome.rejected.pop("no JSON").startswith("not valid JSON")

@@ -209,7 +209,7 @@ def test_all_places_of_the_first_kind_of_flaw_are_named(given: dict[str, Any], r
         ({"id": 1, "at": "2013-01-02", "by": {"a": [1, "x"]}}, {"by": [("a", [1, None])]}),
     ],
 )
-def test_what_does_not_fit_is_null_and_no_more_where_the_whole_is_saved(
+def test_a_value_that_does_not_fit_is_null_and_no_more_where_the_whole_is_saved(
     given: dict[str, Any], record: dict[str, Any]
 ) -> None:
     text = json.dumps(given)
@@ -225,5 +225,5 @@ def test_what_does_not_fit_is_null_and_no_more_where_the_whole_is_saved(
         ({**GOOD, "tags": ["a", None]}, "tags[]"),
     ],
 )
-def test_what_must_not_be_null_rejects_also_where_the_whole_is_saved(given: dict[str, Any], where: str) -> None:
+def test_a_value_that_must_not_be_null_rejects_also_where_the_whole_is_saved(given: dict[str, Any], where: str) -> None:
     assert read(COLUMNS, json.dumps(given), rescued="rest") == f"required, but missing or null: {where}"

@@ -51,7 +51,7 @@ class TestOnSpark:
         assert "size" not in pinned(pin)
 
     @infers
-    def test_what_has_no_type_yet_or_no_name_for_a_column_is_not_inferred(
+    def test_values_without_a_type_or_without_a_name_for_a_column_are_not_inferred(
         self, spark: SparkSession, pin: InferredSchema
     ) -> None:
         body = {
@@ -294,7 +294,7 @@ def test_a_pinned_type_that_spark_misreads_is_refused(pin: InferredSchema) -> No
         JsonSource(pin).checker()
 
 
-def test_what_is_pinned_is_read_back_as_it_was(pin: InferredSchema) -> None:
+def test_a_pinned_schema_is_read_back_as_it_was(pin: InferredSchema) -> None:
     schema = StructType([StructField("a", ArrayType(StringType(), containsNull=False), nullable=False)])
 
     assert pin.pin(schema) == schema == pin.load()

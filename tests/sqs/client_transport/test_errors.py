@@ -534,7 +534,7 @@ def test_one_bad_page_within_a_collection_costs_no_message_and_ends_nothing(
 
 @pytest.mark.parametrize("operation", ["GetQueueUrl", "GetQueueAttributes", "SendMessage"])
 @pytest.mark.parametrize("body", ["<html>Log in first</html>", "{}"], ids=["HTML", "JSON"])
-def test_what_answers_without_being_sqs_under_200_is_told_and_may_pass(
+def test_an_answer_under_200_that_is_not_from_sqs_is_told_and_may_pass(
     make_transport: MakeTransport,
     scripted: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,

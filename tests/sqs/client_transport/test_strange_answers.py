@@ -276,7 +276,7 @@ def test_a_url_and_the_id_of_what_was_sent_are_texts_or_there_is_an_error(url: H
 
 @examples(60)
 @given(answers(TASKS), answers({"queueUrls": [QUEUE]}))
-def test_what_is_moved_is_known_or_there_is_an_error(tasks: HttpAnswer, sources: HttpAnswer) -> None:
+def test_the_moved_messages_are_known_or_there_is_an_error(tasks: HttpAnswer, sources: HttpAnswer) -> None:
     for found in results(tasks, lambda wire: wire.move_tasks(ARN)):
         assert isinstance(found, SqsError) or all(are_texts(task.status) for task in found)
     for found in results(sources, lambda wire: wire.dead_letter_sources(QUEUE)):

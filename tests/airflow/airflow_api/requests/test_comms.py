@@ -149,7 +149,7 @@ def test_a_refusal_says_what_was_refused(supervisor: ScriptedComms) -> None:
     run_virtual(ask)
 
 
-def test_what_is_sealed_cannot_be_read_but_by_airflows_own_key() -> None:
+def test_sealed_leases_cannot_be_read_but_by_airflows_own_key() -> None:
     sealed = seal("a receipt handle")
     assert "receipt" not in sealed
     assert unseal(sealed) == "a receipt handle"

@@ -56,7 +56,7 @@ def test_an_hour_without_news_takes_one_decision(world: LeasedMessages, monkeypa
     world.run(scenario)
 
 
-def test_what_cannot_be_read_now_is_decided_on_again_without_news(world: LeasedMessages) -> None:
+def test_states_that_cannot_be_read_now_are_decided_on_again_without_news(world: LeasedMessages) -> None:
     def refuse_return_values(request: Any) -> None:
         world.supervisor.refusing = getattr(request, "key", None) == "return_value"
 
@@ -74,7 +74,9 @@ def test_what_cannot_be_read_now_is_decided_on_again_without_news(world: LeasedM
 
 
 @pytest.mark.parametrize("read_first", [1, 2])
-def test_what_was_read_before_one_that_cannot_be_read_is_settled_too(world: LeasedMessages, read_first: int) -> None:
+def test_states_that_were_read_before_one_that_cannot_be_read_are_settled_too(
+    world: LeasedMessages, read_first: int
+) -> None:
     reads = 0
 
     def refuse_one_return_value(request: Any) -> None:

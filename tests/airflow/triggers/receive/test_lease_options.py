@@ -17,7 +17,7 @@ def sensor(**options: Any) -> SqsLeaseSensor:
 
 
 @refused("max_messages", "linger", "policy", "visibility")
-def test_what_cannot_be_is_refused_as_everywhere_while_the_dag_is_parsed(
+def test_impossible_options_are_refused_as_everywhere_while_the_dag_is_parsed(
     options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     assert_refuses(sensor, options, error, text)
@@ -27,7 +27,7 @@ def test_the_defaults_of_the_signature_are_those_of_the_options() -> None:
     assert other_defaults(SqsLeaseSensor.__init__) == {}
 
 
-def test_what_a_sensor_told_its_trigger_is_read_as_the_options_of_a_lease() -> None:
+def test_the_arguments_of_a_trigger_are_read_as_the_options_of_a_lease() -> None:
     told = ReceiveOptions(
         queue="orders",
         batch_id="b1",

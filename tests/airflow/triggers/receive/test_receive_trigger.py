@@ -269,7 +269,7 @@ def test_a_triggerer_that_gets_its_connection_to_aws_only_after_a_while_receives
 
 
 @pytest.mark.parametrize("message", [None, USER_ACTION], ids=["the triggerer stops", "a user acts"])
-def test_what_was_received_is_visible_again_at_once_when_the_trigger_ends_before_it_published(
+def test_received_messages_are_visible_again_at_once_when_the_trigger_ends_before_it_published(
     world: World, message: str | None
 ) -> None:
     world.sqs.send(world.url, "a")
@@ -286,7 +286,7 @@ def test_what_was_received_is_visible_again_at_once_when_the_trigger_ends_before
     assert world.clock.now() < 30
 
 
-def test_what_was_received_is_visible_again_when_airflow_does_not_take_it(world: World) -> None:
+def test_received_messages_are_visible_again_when_airflow_does_not_take_them(world: World) -> None:
     world.sqs.send(world.url, "a")
     world.supervisor.refusing = True
 

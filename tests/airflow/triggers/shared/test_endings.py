@@ -51,7 +51,7 @@ def test_messages_of_a_marked_keeper_are_released_however_long_airflow_takes_to_
     assert len(world.events(AuditKind.RELEASED)) == 3
 
 
-def test_what_a_method_raises_is_raised_where_it_is_awaited() -> None:
+def test_an_error_of_a_method_is_raised_where_it_is_awaited() -> None:
     class Failing:
         @shielded
         async def cleanup(self) -> None:

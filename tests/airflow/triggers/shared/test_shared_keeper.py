@@ -189,7 +189,7 @@ def test_triggers_begin_one_after_the_other_once_the_process_is_ready() -> None:
     assert all(later - earlier <= 1 for earlier, later in pairwise(turns_of_the_loop))
 
 
-def test_what_made_a_process_not_ready_is_tried_again_by_the_next_trigger() -> None:
+def test_a_step_that_failed_in_a_process_is_tried_again_by_the_next_trigger() -> None:
     answers: list[Exception | None] = [OSError("no more files can be opened"), None]
 
     async def get_ready() -> None:

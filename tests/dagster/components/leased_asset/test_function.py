@@ -28,7 +28,7 @@ def test_the_function_is_not_called_without_messages(leased_queues: LeasedQueues
     assert shop.run().success
 
 
-def test_what_the_function_returns_is_on_the_materialization(leased_queues: LeasedQueues, shop: Shop) -> None:
+def test_the_value_of_the_function_is_on_the_materialization(leased_queues: LeasedQueues, shop: Shop) -> None:
     leased_queues.create("orders", "body 0")
     shop.write("orders/defs.yaml", FUNCTION.replace("work.load", "work.load_with_context"))
     result = shop.run()
@@ -72,7 +72,7 @@ def test_the_work_of_a_failed_attempt_is_tried_again_before_messages_are_dead_le
         (FUNCTION.replace("{component: queues/orders}", "{}"), "queue needs name"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_key_when_the_folder_is_loaded(shop: Shop, text: str, said: str) -> None:
+def test_a_wrong_setting_is_named_by_its_key_when_the_folder_is_loaded(shop: Shop, text: str, said: str) -> None:
     shop.write("orders/defs.yaml", text)
     assert said in refused(shop)
 

@@ -162,13 +162,13 @@ SECRET = "hunter2"
         ("backlog_sensor: {min_messages: 0}", "min_messages must be at least 1, not 0"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_key_when_the_yaml_is_loaded(changes: str, said: str) -> None:
+def test_a_wrong_setting_is_named_by_its_key_when_the_yaml_is_loaded(changes: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
         component(changes)
 
 
 @pytest.mark.parametrize("key", ["queue", "source", "sink", "workspace", "asset"])
-def test_what_is_missing_is_said(key: str) -> None:
+def test_missing_settings_are_named(key: str) -> None:
     with pytest.raises(Exception, match=f"{key}.*\n.*Field required"):
         component(without=key)
 

@@ -108,7 +108,7 @@ def test_each_queue_settles_its_own_messages_and_an_empty_one_is_skipped(leased_
     assert (good.deleted, bad.deleted, bad.visible) == (2, 0, ["{}"])
 
 
-def test_what_all_queues_brought_is_added_up(leased_queues: LeasedQueues) -> None:
+def test_messages_of_all_queues_are_added_up(leased_queues: LeasedQueues) -> None:
     leased_queues.create("orders-eu", order(1), order(2))
     leased_queues.create("orders-us", order(4))
     leased_queues.create("orders-asia")

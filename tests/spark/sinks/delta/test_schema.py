@@ -54,7 +54,7 @@ def optional(name: str, kind: DataType) -> StructType:
         pytest.param(optional("Name", StringType()), "column Name is called name in the table", id="upper case"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_whether_or_not_the_table_may_be_widened(
+def test_columns_that_cannot_be_stored_are_refused_whether_or_not_the_table_may_be_widened(
     columns: StructType, says: str, widen: bool
 ) -> None:
     said = differences(STORED, columns, widen=widen)

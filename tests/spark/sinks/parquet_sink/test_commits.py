@@ -104,7 +104,7 @@ def test_a_driver_killed_during_its_commit_leaves_all_or_nothing(table: ParquetT
     assert staged_directories(table.root) == []
 
 
-def test_what_a_killed_try_left_behind_goes_with_a_later_batch(table: ParquetTable) -> None:
+def test_files_of_a_killed_try_go_with_a_later_batch(table: ParquetTable) -> None:
     old, young = staged_by_hand(table, "old"), staged_by_hand(table, "young")
     long_ago = young.stat().st_mtime - STAGED_KEPT.total_seconds() - 60
     os.utime(old, (long_ago, long_ago))

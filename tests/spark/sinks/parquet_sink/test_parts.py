@@ -53,7 +53,7 @@ def test_spark_plans_nothing_for_what_is_converted_or_rejected(place: Place, mon
     assert list((place.table / "_sqs_lease/staged").rglob("*.parquet")) == []
 
 
-def test_what_a_task_wrote_that_did_not_count_is_not_taken(tmp_path: Path) -> None:
+def test_files_of_a_task_that_did_not_count_are_not_taken(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("_message_id", pa.string())])
 
     def write(staging: Staging) -> Written:

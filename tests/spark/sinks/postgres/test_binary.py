@@ -135,9 +135,7 @@ VALUES = {
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(*(st.none() | values for _, values in VALUES.values())), max_size=5))
-def test_whatever_the_values_are_they_are_read_back(
-    connection: psycopg.Connection[Any], rows: list[tuple[object, ...]]
-) -> None:
+def test_values_of_any_kind_are_read_back(connection: psycopg.Connection[Any], rows: list[tuple[object, ...]]) -> None:
     columns = {
         kind: pa.array([row[number] for row in rows], arrow) for number, (kind, (arrow, _)) in enumerate(VALUES.items())
     }

@@ -45,7 +45,7 @@ def staged(rows: StagedRows) -> list[Any]:
     return [file for file in there if file.is_file]
 
 
-def test_what_was_marked_is_known_and_what_is_before_it(rows: StagedRows) -> None:
+def test_a_marked_batch_is_known_and_those_before_it(rows: StagedRows) -> None:
     assert not rows.marks.has(Application("one", 1, "b"))
 
     for number in (1, 2, 12):
@@ -91,7 +91,7 @@ class AnyTable(SparkTable):
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_what_a_killed_try_left_goes_with_a_later_batch_once_it_is_old(
+def test_rows_of_a_killed_try_go_with_a_later_batch_once_they_are_old(
     rows: StagedRows, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     # No file in a bucket can be made older than it is.

@@ -354,7 +354,9 @@ NO_OBJECTS: Final = [
 
 
 @pytest.mark.parametrize("beside", ["alone", "others", "each other"])
-def test_what_is_not_one_json_object_is_rejected_by_tasks_and_takes_nothing_of_its_neighbours(beside: str) -> None:
+def test_a_body_that_is_not_one_json_object_is_rejected_by_tasks_and_takes_nothing_of_its_neighbours(
+    beside: str,
+) -> None:
     columns = columns_of("id INT, at STRING, d DOUBLE, in STRUCT<a: INT>, ins ARRAY<STRUCT<a: INT>>")
     reader = ArrowJson.of(columns)
     good = '{"id": 7, "at": "x"}'

@@ -65,7 +65,7 @@ def test_rows_of_a_message_that_it_did_not_get_fail_the_batch(spark: SparkSessio
         (lambda messages: messages.collect(), "gave a list: it must give a DataFrame"),
     ],
 )
-def test_what_is_not_of_the_schema_is_refused(spark: SparkSession, function: Any, says: str) -> None:
+def test_rows_of_another_schema_are_refused(spark: SparkSession, function: Any, says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         parsed(spark, SparkSource(function, "n INT"), {"m1": ""})
 

@@ -74,7 +74,7 @@ def line(number: object) -> bytes:
     return json.dumps({"id": number}).encode()
 
 
-def test_what_is_stored_is_deleted_and_what_is_rejected_is_left(place: Place, bucket: Bucket) -> None:
+def test_stored_objects_are_deleted_and_rejected_ones_are_left(place: Place, bucket: Bucket) -> None:
     a, b, empty = (bucket.put(key, content) for key, content in (("a", line(1)), ("b", line(2)), ("empty", b"\n")))
     bad, shared = bucket.put("c", b"no JSON"), bucket.put("d", line(4))
     batch = [
@@ -112,7 +112,7 @@ def test_objects_are_left_where_nothing_else_is_said(place: Place, bucket: Bucke
     assert (result.ingested, result.objects, bucket.contents()) == (1, None, [line(1)])
 
 
-def test_what_was_written_since_is_left_for_its_own_message(place: Place, bucket: Bucket) -> None:
+def test_an_object_that_was_written_since_is_left_for_its_own_message(place: Place, bucket: Bucket) -> None:
     first, second = bucket.put("a", line(1)), bucket.put("a", line(2))
     source = objects(clean_source="delete")
 
@@ -280,7 +280,7 @@ def test_a_message_that_was_rejected_before_keeps_its_object(place: Place, bucke
     assert bucket.contents() == [b"no JSON"]
 
 
-def test_what_cannot_be_deleted_is_counted_and_fails_nothing(
+def test_objects_that_cannot_be_deleted_are_counted_and_fail_nothing(
     place: Place, on_s3: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket = Bucket(versions=True, locked=True)
@@ -404,5 +404,5 @@ def tried(answers: Answers) -> CleanUp:
     ],
     ids=["gone", "replaced", "refused", "throttled", "no answer"],
 )
-def test_what_s3_answers(error: Exception, outcome: CleanUp) -> None:
+def test_answers_of_s3(error: Exception, outcome: CleanUp) -> None:
     assert tried(Answers(error)) == outcome

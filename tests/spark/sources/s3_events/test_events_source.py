@@ -117,7 +117,7 @@ class TestObjects:
         assert [lines(found[str(version)]) for version in versions] == [['{"version": 1}'], ['{"version": 2}']]
         assert found[str(versions[0])][0][VERSION_ID] == versions[0]
 
-    def test_what_cannot_be_had_or_is_bad_rejects_its_own_message_alone(self, bucket: Bucket) -> None:
+    def test_an_object_that_is_missing_or_bad_rejects_its_own_message_alone(self, bucket: Bucket) -> None:
         bucket.put("good", b'{"id": 1}\n')
         bucket.put("bad", b'{"id": 1}\n' * 20_000 + b"secret\n")
 
@@ -231,7 +231,7 @@ class TestStore:
             ("Unheard", 400),
         ],
     )
-    def test_whatever_s3_refuses_is_for_the_object(self, code: str, status: int) -> None:
+    def test_a_refusal_of_s3_is_for_the_object(self, code: str, status: int) -> None:
         with pytest.raises(ObjectUnavailableError, match=code):
             store_with(Answers(code, status)).fetch(S3Object("data", "a"), *empty_file())
 
@@ -247,7 +247,7 @@ class TestStore:
             ("429", 429),
         ],
     )
-    def test_what_is_for_every_request_is_the_services(self, code: str, status: int) -> None:
+    def test_an_error_of_every_request_is_the_services(self, code: str, status: int) -> None:
         with pytest.raises(ObjectStoreError, match=rf"s3://data/a \({code}\)"):
             store_with(Answers(code, status)).fetch(S3Object("data", "a"), *empty_file())
 

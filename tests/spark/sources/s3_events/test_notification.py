@@ -172,7 +172,7 @@ def test_two_writings_of_an_object_while_versions_are_suspended_have_two_keys() 
     ["{}", "not JSON", direct(), json.dumps(TEST_EVENT), changed(direct(record("data", "a.json")), sequencer="")],
     ids=["another message", "no JSON", "no object", "test", "no sequencer"],
 )
-def test_what_tells_of_no_object_or_not_which_writing_of_it_has_no_key(body: str) -> None:
+def test_a_notification_without_an_object_or_its_version_has_no_key(body: str) -> None:
     assert key_of(body) is None
 
 

@@ -139,7 +139,7 @@ def test_a_batch_that_the_table_does_not_fit_any_more_is_not_admitted(
 
 
 @pytest.mark.parametrize("place", ALL[2:], indirect=True, ids=["append", "upsert"])
-def test_what_another_process_did_to_an_iceberg_table_is_seen(place: Place) -> None:
+def test_changes_of_another_process_to_an_iceberg_table_are_seen(place: Place) -> None:
     table = place.subject.open()
     looked_up, admission = table.look_up(asked("m1")), place.admission(table, 1)
     # A session has a catalog of its own, which remembers tables.

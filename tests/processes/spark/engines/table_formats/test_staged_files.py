@@ -210,7 +210,7 @@ def test_a_file_system_without_links_gets_copies(lake: Lake, monkeypatch: pytest
         (ICEBERG, "ALTER TABLE {t} ADD PARTITION FIELD bucket(4, id)"),
     ],
 )
-def test_what_asks_for_more_than_files_is_written_by_spark(
+def test_tables_that_ask_for_more_than_files_are_written_by_spark(
     spark: SparkSession, tmp_path: Path, kind: str, statement: str
 ) -> None:
     lake = lake_of(spark, tmp_path, kind)

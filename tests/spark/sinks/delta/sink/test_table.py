@@ -107,7 +107,7 @@ def test_an_older_number_is_in_the_table_and_another_ledger_counts_for_itself(tm
     assert stored(table) == [(2, "m2"), (3, "m3")]
 
 
-def test_what_was_applied_is_known_after_the_log_was_cut_short(tmp_path: Path) -> None:
+def test_applied_batches_are_known_after_the_log_was_cut_short(tmp_path: Path) -> None:
     table = open_table(tmp_path)
     location = stage(table, [row(1, "m1")])
     table.apply(location, application(1))
@@ -122,7 +122,7 @@ def test_what_was_applied_is_known_after_the_log_was_cut_short(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dies_before_the_mark", [False, True])
-def test_what_was_applied_is_known_after_the_table_forgot_it(tmp_path: Path, *, dies_before_the_mark: bool) -> None:
+def test_applied_batches_are_known_after_the_table_forgot_them(tmp_path: Path, *, dies_before_the_mark: bool) -> None:
     """Delta drops the numbers of applications when delta.setTransactionRetentionDuration has passed."""
     table = open_table(tmp_path)
     table.apply(stage(table, [row(1, "m1")]), application(1))
@@ -161,7 +161,7 @@ def test_rows_are_added_though_the_place_cannot_be_reached_any_more_for_the_mark
     assert f"table {tmp_path}: the mark that a batch was added could not be written: " in caplog.text
 
 
-def test_what_a_part_of_a_batch_brought_stays_for_readers_of_earlier_versions(place: Place) -> None:
+def test_rows_of_a_part_of_a_batch_stay_for_readers_of_earlier_versions(place: Place) -> None:
     table = open_table(place)
     for number in (1, 2):
         table.apply(stage(table, [row(number, f"m{number}")]), application(number))
@@ -317,7 +317,7 @@ def test_optimizing_by_a_missing_column_is_refused(tmp_path: Path) -> None:
             DeltaSink(tmp_path).optimize(z_order_by=[name])
 
 
-def test_what_a_killed_try_left_goes_when_its_batch_is_added(place: Place, upsert_by: tuple[str, ...]) -> None:
+def test_files_of_a_killed_try_go_when_its_batch_is_added(place: Place, upsert_by: tuple[str, ...]) -> None:
     table = open_table(place, upsert_by=upsert_by)
     killed = stage(table, [row(1, "m1")])
     of_another_batch = stage(table, [row(7, "m7")], batch="another")
@@ -330,7 +330,7 @@ def test_what_a_killed_try_left_goes_when_its_batch_is_added(place: Place, upser
     assert stored(table) == [(1, "m1")]
 
 
-def test_what_an_earlier_part_of_a_batch_added_stays(place: Place) -> None:
+def test_rows_of_an_earlier_part_of_a_batch_stay(place: Place) -> None:
     table = open_table(place)
     table.apply(stage(table, [row(1, "m1")]), application(1))
     table.apply(stage(table, [row(2, "m2")]), application(2))

@@ -131,7 +131,7 @@ def test_a_file_that_is_damaged_is_an_error_and_nothing_is_committed(database: D
     assert (known(table, "m1", "m2"), stored(database)) == ({}, [])
 
 
-def test_what_was_staged_is_gone_when_it_is_discarded(database: Database, tmp_path: Path) -> None:
+def test_staged_rows_are_gone_when_they_are_discarded(database: Database, tmp_path: Path) -> None:
     table = opened(database)
     staged = in_files(tmp_path, table, TWO, "b")
     table.discard(staged)

@@ -236,7 +236,7 @@ def test_a_sequence_that_has_no_number_left_rejects_nothing(
     assert database.read("SELECT id FROM orders") == [{"id": 1}]
 
 
-def test_what_a_trigger_says_in_its_own_way_rejects_its_message_and_is_not_quoted(
+def test_an_error_that_a_database_trigger_words_rejects_its_message_and_is_not_quoted(
     spark: SparkSession, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(spark, database, tmp_path, good([1]))

@@ -98,7 +98,7 @@ class TestGzip:
     @pytest.mark.parametrize(
         ("how", "content"), [(JsonLines(), b'{"id": 1}\n' * 1000), (Csv(ID_NAME, []), b"id,name\n" + b"1,a\n" * 1000)]
     )
-    def test_what_is_not_compressed_or_not_whole_is_refused(self, how: Format, content: bytes) -> None:
+    def test_objects_that_are_not_compressed_or_not_whole_are_refused(self, how: Format, content: bytes) -> None:
         whole = gzip.compress(content)
 
         assert rows(how, whole, "a.gz")
@@ -166,7 +166,7 @@ class TestCsv:
             (b"\xff\xfe,id\n", "the header is not CSV in UTF-8"),
         ],
     )
-    def test_what_is_wrong_is_named_by_its_place(self, content: bytes, says: str) -> None:
+    def test_a_wrong_value_is_named_by_its_place(self, content: bytes, says: str) -> None:
         assert fault(Csv(ID_NAME, ["id"]), content) == says
 
     @pytest.mark.parametrize("value", [b"nan", b"inf", b"1e999"])
@@ -248,7 +248,7 @@ class TestParquet:
         ],
         ids=str,
     )
-    def test_what_is_inside_of_a_value_does_not_change_either(self, values: pa.Array, wanted: pa.DataType) -> None:
+    def test_values_inside_of_a_value_do_not_change_either(self, values: pa.Array, wanted: pa.DataType) -> None:
         said = fault(Parquet(pa.schema([("it", wanted)]), []), parquet_file(pa.table({"it": values})))
 
         assert said.startswith("column it is ")
@@ -266,7 +266,9 @@ class TestParquet:
         ],
         ids=str,
     )
-    def test_what_loses_nothing_is_converted(self, values: pa.Array, wanted: pa.DataType, stored: list[Any]) -> None:
+    def test_values_that_lose_nothing_are_converted(
+        self, values: pa.Array, wanted: pa.DataType, stored: list[Any]
+    ) -> None:
         found = rows(Parquet(pa.schema([("it", wanted)]), []), parquet_file(pa.table({"it": values})))
 
         assert [row["it"] for row in found] == stored
@@ -334,7 +336,7 @@ class TestJsonDocument:
             (b'[{"a": "\xff"}]', "not valid JSON"),
         ],
     )
-    def test_what_is_wrong_is_said_without_quoting_it(self, content: bytes, says: str) -> None:
+    def test_a_wrong_value_is_not_quoted(self, content: bytes, says: str) -> None:
         said = fault(JsonDocument(), content)
 
         assert says in said
