@@ -50,7 +50,7 @@ def test_one_message_in_virtual_time_tells_about_many(policy: RenewalPolicy) -> 
     name = type(policy).__name__.lower()
 
     # There, the ledger holds all of them.
-    assert calls(planned("--messages", "1000"))[name] == calls_in_an_hour(policy, count=1_000)
+    assert calls(planned("--messages", "100"))[name] == calls_in_an_hour(policy, count=100)
 
 
 def test_the_wait_after_a_crash_is_the_longest_extension_and_grows_with_the_work() -> None:
@@ -118,12 +118,12 @@ def test_input_that_it_cannot_use_is_one_line_and_exit_code_2(arguments: list[st
     assert ran.err.count("\n") == 1
 
 
-def test_twelve_hours_are_counted_at_the_shortest_visibility_timeout() -> None:
+def test_an_hour_is_counted_at_the_shortest_visibility_timeout() -> None:
     extensions = {
         name: one["calls"]["extend"]
-        for name, one in planned("--visibility", "1", "--work", "12h", "--messages", "10")["policies"].items()
+        for name, one in planned("--visibility", "1", "--work", "1h", "--messages", "10")["policies"].items()
     }
 
     # Twice a second, and none is extended more often.
-    assert extensions["fixed"] == pytest.approx(12 * 3_600 * 2, rel=0.001)
-    assert max(extensions.values()) == pytest.approx(12 * 3_600 * 2, rel=0.001)
+    assert extensions["fixed"] == pytest.approx(3_600 * 2, rel=0.001)
+    assert max(extensions.values()) == pytest.approx(3_600 * 2, rel=0.001)
