@@ -109,7 +109,7 @@ def test_messages_are_held_while_their_work_is_deferred(
         keeping = await world.receive_and_keep(work)
         del world.states["load"]
         world.states.update(dict.fromkeys(instances, "deferred"))
-        await asyncio.sleep(10 * 3600)
+        await asyncio.sleep(2 * 3600)
         assert world.message_states() == ALL_HELD
         world.states.update(dict.fromkeys(instances, "success"))
         await keeping.ended()
