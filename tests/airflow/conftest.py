@@ -1,4 +1,4 @@
-"""What the tests of the Airflow package share: a scripted supervisor, and queues."""
+"""Shared by the tests of the Airflow package: a scripted supervisor, and queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["leased_queues"]
 
 @pytest.fixture
 def supervisor() -> Iterator[ScriptedComms]:
-    """What triggers talk to in place of Airflow's supervisor."""
+    """Put a script in the place of Airflow's supervisor, to which triggers talk."""
     with supervised_by(ScriptedComms()) as scripted:
         yield scripted
 

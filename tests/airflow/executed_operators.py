@@ -1,4 +1,4 @@
-"""What tests of operators on a worker share: a task instance, and how an operator is executed there."""
+"""Shared by tests of operators on a worker: a task instance, and the way to execute an operator there."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ def test_a_connection_to_no_region_is_an_error_that_names_the_queue_and_the_reme
 
 
 def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = of(connect(monkeypatch, profile_name="nobody"))
+    connection = of(connect(monkeypatch, profile_name="absent"))
     with (
-        pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile .*nobody"),
+        pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile .*absent"),
         translate_client_errors(QUEUE),
     ):
         make_transport(connection)

@@ -50,7 +50,7 @@ class WorkerComms:
 
 
 class InlineComms(WorkerComms):
-    """What `dag.test()` has instead."""
+    """The supervisor's connection in `dag.test()`."""
 
     asend = property()
 
@@ -153,7 +153,7 @@ def test_a_task_that_a_user_acted_on_while_it_skipped_itself_says_nothing(comms:
 @pytest.mark.parametrize(
     "change",
     [{"state": "up_for_retry"}, {"task_id": "outside"}, {"task_id": "orders"}, {"_terminal_state_send_failed": True}],
-    ids=["will be tried again", "is no work", "is the sensor", "counts as something else in Airflow"],
+    ids=["will be tried again", "is not work", "is the sensor", "counts as something else in Airflow"],
 )
 def test_other_failures_are_not_reported(comms: WorkerComms, dag: DAG, change: dict[str, Any]) -> None:
     tell(failed(dag, **{"task_id": "load", **change}), ValueError())
@@ -204,7 +204,7 @@ def test_a_task_does_not_wait_for_an_answer_that_never_comes(
     monkeypatch.setattr(failures, "REPORT_SECONDS", 0.05)
     comms.answering.clear()
     tell(failed(dag, "load"), ValueError())
-    # Whoever had waited would have had the answer in the end, and nothing to complain of.
+    # A task that waited would get the answer in the end, and would log no warning.
     assert "did not take the report" in caplog.text
     assert comms.sent == []
     comms.answering.set()

@@ -1,4 +1,4 @@
-"""What the keeper does on a worker: it defers with everything that its trigger needs, or fails clearly."""
+"""The keeper on a worker: it defers with everything that its trigger needs, or fails clearly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sensor does on a worker: it defers with everything that its trigger needs, or fails clearly."""
+"""The sensor on a worker: it defers with everything that its trigger needs, or fails clearly."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class VirtualTriggerer:
             await transport.aclose()
 
     def start(self, trigger: BaseTrigger, task: RunOfTask) -> RunningTrigger:
-        """Start a trigger, made anew from what Airflow would have stored of it."""
+        """Start a trigger, made again from what Airflow would have stored of it."""
         install(self.keepers)
         classpath, kwargs = trigger.serialize()
         stored = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs))

@@ -127,7 +127,7 @@ class EventRuns:
 
     Args:
         queue: The queue.
-        watcher: What fires the events.
+        watcher: The trigger that fires the events.
         slots: How many tasks can run side by side.
         max_active_runs: How many runs can be active.
         max_messages: How many messages a run takes at most.

@@ -1,4 +1,4 @@
-"""What `sqs_lease` makes of a DAG: tasks, edges, roles, and errors that come while the DAG is parsed."""
+"""The tasks, edges and roles that `sqs_lease` adds to a DAG, and errors while the DAG is parsed."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_keeper_of_a_fresh_batch_asks_airflow_two_questions_before_it_holds(wo
     world.run(scenario)
 
 
-# What goes wrong in between
+# Faults in between
 
 
 def test_a_triggerer_that_dies_in_the_gap_costs_nothing(world: LeasedMessages) -> None:

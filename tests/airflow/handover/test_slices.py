@@ -62,7 +62,7 @@ def test_a_keeper_takes_a_large_batch_over_in_slices(supervisor: ScriptedComms, 
         first = world.triggerer("first")
         await world.receive(first, max_messages=MANY, linger_seconds=30.0, payload=str(tmp_path))
         await first.kill()
-        # What the sensor's trigger holds until it was published.
+        # The sensor's trigger holds these until it was published.
         received = sum(rounds.adopted)
         keeping = world.keep(world.triggerer("second"))
         await asyncio.sleep(60)

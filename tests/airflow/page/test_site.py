@@ -31,7 +31,7 @@ def get(path: str, method: str = "GET") -> httpx.Response:
 
 
 class Markup(HTMLParser):
-    """What a page loads, and what is written into it."""
+    """The addresses that a page loads, and its own scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

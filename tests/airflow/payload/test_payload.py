@@ -313,7 +313,7 @@ def test_a_file_system_that_hangs_holds_up_no_client(world: LeasedMessages) -> N
         file_system.store.clear()
 
 
-# What work tasks are given
+# The messages of work tasks
 
 
 def test_messages_from_xcom_are_read_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""What happens when leases are lost, lapse or near their end: a warning, a failed keeper, or a callback."""
+"""Leases that are lost, lapse or near their end: a warning, a failed keeper, or a callback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def note(context: dict[str, Any], to: str) -> None:
 
 async def fail(context: dict[str, Any]) -> None:
     CALLS.append(context)
-    raise ValueError("nobody can be told")
+    raise ValueError("the message cannot be sent")
 
 
 async def never_end(context: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ async def lose(world: LeasedMessages) -> None:
 
 
 async def keep_and_lose(world: LeasedMessages, on_lost: Any) -> RunningTrigger:
-    """Lose all leases while the work runs: a lease that lapsed and is somebody else's is refused its extension."""
+    """Lose all leases while the work runs: SQS refuses to extend a lapsed lease that another consumer has."""
     triggerer = world.triggerer()
     await world.receive(triggerer, Never(visibility=30))
     running = world.keep(triggerer, on_lost=encode_on_lost(on_lost))

@@ -1,4 +1,4 @@
-"""Which messages are deleted, given back and held, given the states of the work tasks."""
+"""The messages that are deleted, given back and held, by the states of the work tasks."""
 
 from __future__ import annotations
 

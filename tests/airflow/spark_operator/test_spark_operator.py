@@ -231,7 +231,7 @@ def in_the_background(call: Callable[[], Any]) -> tuple[Thread, list[AirflowExce
 
 
 def wait_for(path: Path, thread: Thread) -> int:
-    # Read once: somebody else may be writing the file again.
+    # Read once: another process may be writing the file again.
     while not (path.exists() and (written := path.read_text())):
         assert thread.is_alive()
         thread.join(0.02)

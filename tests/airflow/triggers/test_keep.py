@@ -180,7 +180,7 @@ def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned_for_i
         running = await world.receive_and_keep(on_failure=dead_letter())
         returned = {
             "batchItemFailures": [
-                {"itemIdentifier": world.ids[1], "reason": "total is no number"},
+                {"itemIdentifier": world.ids[1], "reason": "total is not a number"},
                 {"itemIdentifier": world.ids[2]},
             ]
         }
@@ -192,7 +192,7 @@ def test_a_message_is_dead_lettered_with_the_reason_that_the_work_returned_for_i
     dead = world.sqs.receive(world.dead_letter_url, max_messages=10)
     why = "task load returned it in batchItemFailures in run run of DAG dag"
     assert {one.body: one.message_attributes["sqs_lease_reason"]["StringValue"] for one in dead} == {
-        "b": f"total is no number ({why})",
+        "b": f"total is not a number ({why})",
         "c": why,
     }
 

@@ -28,7 +28,7 @@ from tests.airflow.context.test_arguments import parameters_of
 from tests.airflow.virtual_triggerer import KEEP, USER_ACTION
 from tests.airflow.watched_queue import EventRuns, WatchedQueue
 
-# What it does
+# Its events
 
 
 def test_an_event_says_how_many_messages_are_there_and_nothing_of_what_is_in_them(watched: WatchedQueue) -> None:
@@ -345,7 +345,7 @@ def test_an_unforeseen_error_ends_no_watcher(
     watched: WatchedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> Any:
-        raise TypeError("nobody foresaw this")
+        raise TypeError("an unforeseen error")
 
     async def scenario() -> None:
         watched.send("a")
@@ -358,7 +358,7 @@ def test_an_unforeseen_error_ends_no_watcher(
         await watcher.cancel()
 
     watched.run(scenario)
-    assert "nobody foresaw this" in caplog.text
+    assert "an unforeseen error" in caplog.text
 
 
 # Its arguments

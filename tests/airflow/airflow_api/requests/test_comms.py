@@ -1,4 +1,4 @@
-"""What triggers ask of Airflow, its time limit, and what they rely on in Airflow."""
+"""Questions of triggers to Airflow: their time limit, and the parts of Airflow that they rely on."""
 
 from __future__ import annotations
 

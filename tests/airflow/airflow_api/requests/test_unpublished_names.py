@@ -56,14 +56,14 @@ def dag() -> DAG:
 
 
 def per_message(dag: DAG) -> dict[str, bool]:
-    """Which of the work tasks concern one message with each instance."""
+    """Tell which work tasks have an instance for each message."""
     work = work_tasks(dag, ["check", "chain.first"], "orders", "orders_keeper")
     assert all(one.mapped for one in work)
     return {one.task_id: one.per_message for one in work}
 
 
 def received(dag: DAG, task_id: str) -> Any:
-    """What a sensor returns that received in its worker."""
+    """Return the value of a sensor that received in its worker."""
     sensor = dag.task_dict[task_id]
     assert isinstance(sensor, SqsLeaseSensor)
     instance = SimpleNamespace(
@@ -73,7 +73,7 @@ def received(dag: DAG, task_id: str) -> Any:
 
 
 def no_key() -> None:
-    """What the SDK does while the configuration file that will have the key is not written."""
+    """Fail as the SDK does before the configuration file with the key is written."""
     raise AirflowException("Could not create Fernet object: Fernet key must be 32 url-safe base64-encoded bytes.")
 
 
@@ -88,7 +88,7 @@ def load_again(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-# What this version has
+# The names of this version
 
 
 def test_the_triggerers_connection_takes_blocking_calls_from_its_event_loop() -> None:
@@ -130,7 +130,7 @@ def test_a_task_process_says_whether_its_end_was_reported() -> None:
     assert not end_was_reported(SimpleNamespace(_terminal_state_send_failed=True))  # type: ignore[arg-type]
 
 
-# What a version without them does
+# Versions without these names
 
 
 def test_the_open_dag_is_known() -> None:

@@ -1,4 +1,4 @@
-"""What the keeper writes for the page of leases: numbers and times, with the notes that it writes anyway."""
+"""The keeper's record for the page of leases: numbers and times, with the notes that it writes anyway."""
 
 from __future__ import annotations
 

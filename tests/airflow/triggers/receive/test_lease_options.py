@@ -1,4 +1,4 @@
-"""What receives in Airflow has the defaults and the checks of all leases, as far as it has their options."""
+"""The receivers of Airflow have the defaults and checks of all leases, as far as they have their options."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_a_queue_with_too_many_messages_in_flight_fails_the_task_but_may_be_trie
     supervisor: ScriptedComms,
 ) -> None:
     world = World(supervisor, in_flight_limit=1)
-    world.sqs.send(world.url, "held by somebody")
+    world.sqs.send(world.url, "held by another consumer")
     world.sqs.send(world.url, "waiting")
     world.sqs.receive(world.url, visibility_seconds=3600)
 

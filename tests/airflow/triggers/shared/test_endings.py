@@ -29,7 +29,7 @@ def test_a_sensor_that_is_ended_while_it_waits_for_more_leaves_no_poll_open_that
         assert world.message_states() == ALL_HELD
         began = world.clock.now()
         await running.cancel(USER_ACTION)
-        # The poll under way came back first: cut off, it could have taken the released messages with nobody there.
+        # The poll under way came back first: if cut off, it could have received the released messages after all.
         assert world.clock.now() - began > 3
         assert world.message_states() == ALL_VISIBLE
 

@@ -1,4 +1,4 @@
-"""What the triggers of one process share, and how long."""
+"""The objects that the triggers of one process share, and their lifetime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.airflow.virtual_triggerer import VirtualTriggerer
 FIRST = AwsConnection("first")
 SECOND = AwsConnection("second")
 NOBODY = "http://127.0.0.1:1"
-"""Nobody listens there."""
+"""No server listens there."""
 
 
 def test_triggers_with_one_connection_share_a_keeper_even_when_they_start_together() -> None:
