@@ -1,4 +1,4 @@
-"""What the tests of the Dagster package share: queues in memory, and instances that are made and written quickly."""
+"""Shared by the tests of the Dagster package: queues in memory, and instances that are made and written quickly."""
 
 from __future__ import annotations
 

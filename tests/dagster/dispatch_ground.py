@@ -89,7 +89,7 @@ class Evaluations:
         self.define(target)
 
     def define(self, target: Any, **options: Any) -> None:
-        """Define the sensor, or define it anew as a reload of the code location does."""
+        """Define the sensor, or define it again as a reload of the code location does."""
         options = {**self._options, **options}
         queue = SqsQueueResource(queue=options.pop("queue", "orders"))
         self.sensor = build_sqs_router(self.name, queue, target, **options)
@@ -98,7 +98,7 @@ class Evaluations:
     def tick(self) -> list[dg.RunRequest]:
         """The runs that an evaluation asks for, as the daemon gets them; dynamic partitions are added as it does."""
         with dg.build_sensor_context(self.instance, definitions=self.definitions, sensor_name=self.name) as context:
-            # What the daemon's context has: one of a test knows no instance to look for partitions in.
+            # The daemon's context has it; a test's context knows no instance to look for partitions in.
             context.__dict__["caching_dynamic_partitions_loader"] = self.instance
             data = self.sensor.evaluate_tick(context)
         self.skipped = data.skip_message

@@ -1,4 +1,4 @@
-"""What the work of the end-to-end tests and its tests share: how long it takes, and its notes of what it did."""
+"""Shared by the end-to-end tests and their work: how long the work takes, and its notes of what it did."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Note:
     """One thing that the work did.
 
     Attributes:
-        what: Which.
+        what: The thing's name.
         at: When, in seconds since the epoch.
         pid: In which process.
         keepers: The names of that process's threads that extend leases.
@@ -55,7 +55,7 @@ def note(name: str, what: str, **details: Any) -> None:
 
 
 def notes(directory: Path, name: str) -> list[Note]:
-    """What a piece of work has written down so far, the oldest first."""
+    """Read the notes of a piece of work so far, the oldest first."""
     file = _file(directory, name)
     # A line that is just being written has no end yet.
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []

@@ -43,11 +43,11 @@ class Work(dg.Config):
     def on(self, context: dg.OpExecutionContext, batch: LeasedBatch) -> int:
         """Do it."""
         time.sleep(self.seconds)
-        # Nobody else had the messages, and no try of this run has them anew.
+        # No other consumer had the messages, and no try of this run received them again.
         assert all(message.receive_count == self.receive_count for message in batch)
         ids = {message.body: message.message_id for message in batch}
         if context.retry_number < self.wrong_tries:
-            batch.fail([ids[body] for body in self.fails], "it is no order")
+            batch.fail([ids[body] for body in self.fails], "it is not an order")
             if self.is_killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.names:
@@ -59,7 +59,7 @@ class Work(dg.Config):
             if self.raises:
                 raise ZeroDivisionError
         else:
-            batch.fail([ids[body] for body in self.fails_at_last], "it is no order")
+            batch.fail([ids[body] for body in self.fails_at_last], "it is not an order")
         return len(batch)
 
 
@@ -125,7 +125,7 @@ def load_one(context: dg.OpExecutionContext, message_id: str) -> str:
     with leased(context) as batch:
         (body,) = [message.body for message in batch if message.message_id == message_id]
         if body == "bad":
-            batch.fail(message_id, "it is no order")
+            batch.fail(message_id, "it is not an order")
         return body
 
 

@@ -53,7 +53,7 @@ class Runs:
         return dg.execute_job(job, self.instance, asset_selection=[dg.AssetKey(each) for each in assets])
 
     def told(self, run_id: str) -> list[str]:
-        """What the run's log tells of the lease."""
+        """List the messages about the lease in the run's log."""
         return [
             entry.user_message if entry.dagster_event is None else entry.dagster_event.message or ""
             for entry in self.instance.all_logs(run_id)
@@ -66,7 +66,7 @@ def runs_in(workspace: Path, **settings: Any) -> Iterator[Runs]:
 
     Args:
         workspace: The directory.
-        settings: What ``dagster.yaml`` would say.
+        settings: The settings of ``dagster.yaml``.
     """
     with pytest.MonkeyPatch.context() as patch, stored_instance(**settings) as instance:
         patch.setenv("ORDERS_WORKSPACE", str(workspace))
@@ -74,7 +74,7 @@ def runs_in(workspace: Path, **settings: Any) -> Iterator[Runs]:
 
 
 def numbers(result: dg.JobExecutionResult) -> dict[str, Any]:
-    """What the run's log says of the lease in numbers."""
+    """Read the lease's numbers from the run's log."""
     engine_events = [event for event in result.all_events if event.is_engine_event]
     metadata = [event.engine_event_data.metadata for event in engine_events]
     return {name: value.value for each in metadata for name, value in each.items() if name.startswith("sqs/")}

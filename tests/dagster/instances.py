@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-# What steps print is in the output of the test. Dagster's own way to keep it takes two processes a step.
+# The output of the test has the prints of steps. Dagster's own way to keep them takes two processes a step.
 _NO_COMPUTE_LOGS = {
     "compute_logs": {
         "module": "dagster._core.storage.noop_compute_log_manager",

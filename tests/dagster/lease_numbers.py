@@ -1,4 +1,4 @@
-"""What a lease leaves for people: with the materialization, and as an observation when the step has ended."""
+"""The numbers of a lease for people: with the materialization, and as an observation when the step has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SQS refuses."""
+"""Refusals of SQS."""
 
 from __future__ import annotations
 

@@ -251,13 +251,13 @@ def test_a_message_that_cannot_go_anywhere_is_settled_by_itself_and_the_others_g
             {"run_config": lambda _: {"ops": {"a": float("nan")}}},
             "run_config returned values that are not JSON",
         ),
-        # What a message says in JSON as "\ud800", and no store of runs can take.
+        # JSON can say this as "\ud800", and no store of runs can take it.
         (by_customer, {"partition_key": lambda _: "\ud800"}, "partition_key returned text that is not Unicode"),
         (plain, {"asset_selection": lambda _: ["\ud800"]}, "asset_selection returned text that is not Unicode"),
         (orders, {"run_config": lambda _: {"ops": {"a": "\ud800"}}}, "run_config returned text that is not Unicode"),
         (orders, {"run_tags": lambda _: {"a": "\ud800"}}, "run_tags returned text that is not Unicode"),
         (JOBS, {"job": lambda _: "\ud800"}, "job returned text that is not Unicode"),
-        # What Postgres refuses when the run is made, after the evaluation.
+        # Postgres refuses this when the run is made, after the evaluation.
         (orders, {"run_tags": lambda _: {"a": "b\0"}}, "run_tags returned a tag with a NUL character"),
         (orders, {"run_tags": lambda _: {"a": "b" * 2_001}}, "run_tags returned a tag of more than 2000 bytes"),
         (by_customer, {"partition_key": lambda _: "b" * 2_001}, "partition_key returned .* of more than 2000 bytes"),
@@ -322,7 +322,7 @@ def test_the_failure_rule_may_choose_by_what_the_function_raised(
     assert (queue.dead_letters, queue.invisible) == ([BAD], [sunday])
 
 
-# What is wrong with all runs
+# Errors of all runs
 
 
 def test_a_value_that_fits_no_run_fails_the_evaluation_before_anything_is_received(

@@ -1,4 +1,4 @@
-"""What is asked of Dagster beyond its public interface, where no other test of this directory shows it."""
+"""The uses of Dagster beyond its public interface that no other test of this directory shows."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What a lease leaves with an asset, for people: counts that are not 0, and one row for the rest."""
+"""The metadata of a lease with an asset, for people: counts that are not 0, and one row for the rest."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -72,8 +72,8 @@ def test_an_asset_with_an_unknown_profile_fails_with_the_queue_and_the_remedy_na
         with queue.lease(context):
             raise AssertionError("there is no client to receive with")
 
-    resource = SqsQueueResource(queue=QUEUE, profile_name="nobody")
-    with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile does not exist.*nobody"):
+    resource = SqsQueueResource(queue=QUEUE, profile_name="absent")
+    with pytest.raises(errors.ConfigurationError, match=r"orders: the AWS profile does not exist.*absent"):
         dg.materialize([orders], resources={"queue": resource})
 
 
@@ -222,7 +222,7 @@ def test_missing_credentials_are_told_in_dagsters_words(
 
 
 class DeniedQueue(SqsQueueResource):
-    """A queue in memory that nobody may use."""
+    """A queue in memory that denies all its calls."""
 
     def client(self) -> Any:
         def denied(**_: object) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation of a router does, what its runs do with what it passed on, and what is refused by the builder."""
+"""The evaluation of a router, the runs of the messages that it passed on, and the errors that the builder refuses."""
 
 import json
 import logging
@@ -133,7 +133,7 @@ def test_the_run_is_asked_for_again_by_the_same_key_until_it_is_there_and_nothin
     queue = leased_queues.create("orders", "a")
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     queue.send("b")
-    # As after a daemon that was killed, and a code location that was loaded anew.
+    # As after a daemon that was killed, and a code location that was loaded again.
     ((again,), _) = evaluated(router(tmp_path), instance, TICK)
     assert (again.run_key, again.tags) == (request.run_key, request.tags)
     assert queue.visible == ["b"]
@@ -233,7 +233,7 @@ def test_a_retry_of_the_step_works_on_the_same_messages(
     ((request,), _) = evaluated(router(tmp_path), instance, TICK)
     queue.send("of another run")
     assert work(instance, request)
-    # What was failed for good is settled, and what is new is left alone.
+    # Messages that failed for good are settled, and new ones are left alone.
     assert SEEN == [["fails once", "bad"], ["fails once"]]
     assert (queue.visible, queue.invisible, queue.dead_letters) == (["of another run"], [], ["bad"])
 

@@ -477,7 +477,7 @@ def test_a_message_that_the_work_rejects_is_settled_in_any_attempt(
     assert evaluation.passed
 
 
-# What the service refuses
+# Refusals of the service
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ class Ticks:
     def tick(self, *, store: bool = True) -> list[dg.RunRequest]:
         """The runs asked for; without `store` as if the evaluation came to nothing after that."""
         with dg.build_sensor_context(self.instance, self.cursor, definitions=self.definitions) as context:
-            # What the daemon's context has: one of a test knows no instance to look for partitions in.
+            # The daemon's context has it; a test's context knows no instance to look for partitions in.
             context.__dict__["caching_dynamic_partitions_loader"] = self.instance
             data = self.sensor.evaluate_tick(context)
         if store:
@@ -447,7 +447,7 @@ def test_a_run_waits_in_the_queue_for_as_long_as_it_takes(
     assert "has waited in Dagster's queue for 100.0 h" in str(ticks.skipped)
 
 
-# What
+# Targets
 
 
 def test_a_job_a_selection_and_a_partition_can_be_run(queue: LeasedQueue, instance: dg.DagsterInstance) -> None:

@@ -24,7 +24,7 @@ MODULE = "tests.dagster.backlog_sensor.backlog_definitions"
 
 
 class PowerCut(KeyboardInterrupt):
-    """What the daemon gets when somebody pulls the plug: it writes nothing after that."""
+    """The end of a daemon without power: it writes nothing after that."""
 
 
 @pytest.fixture

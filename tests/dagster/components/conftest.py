@@ -1,4 +1,4 @@
-"""What the tests of components share: a code location with a folder of them."""
+"""Shared by the tests of components: a code location with a folder of them."""
 
 from __future__ import annotations
 

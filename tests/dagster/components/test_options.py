@@ -1,4 +1,4 @@
-"""Which key of a component's YAML `dg check yaml` marks: it checks the schema, and shows the place of each error."""
+"""The key of a component's YAML that `dg check yaml` marks: it checks the schema, and shows the place of each error."""
 
 from __future__ import annotations
 

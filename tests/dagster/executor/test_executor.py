@@ -461,7 +461,7 @@ def test_a_run_worker_that_takes_a_run_over_before_any_step_began_receives(runs:
     assert (queue.visible, queue.deleted) == ([], 1)
 
 
-# What is wrong already when the executor is made
+# Errors when the executor is made
 
 
 QUEUE = SqsQueueResource(queue="orders")

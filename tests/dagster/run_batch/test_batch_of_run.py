@@ -1,4 +1,4 @@
-"""Which steps get the batch of their run: those that lease from its queue, in processes that the run worker started.
+"""The steps that get the batch of their run: those that lease from its queue, in processes of the run worker.
 
 Nothing would end the others in time. The queues are in memory. The steps are executed in this process, which does not
 know that it is the run worker: tests/processes/dagster/test_executor_elsewhere.py has a launcher of steps.

@@ -280,7 +280,7 @@ def test_a_batch_that_an_executor_or_a_sensor_holds_can_be_ingested_too(
     assert work.failed == {messages[0].message_id: "no JSON"}
 
 
-# What a Pipes client needs that starts the job elsewhere
+# A Pipes client that starts the job elsewhere
 
 
 def test_a_batch_is_stored_for_a_job_elsewhere_as_long_as_it_runs(orders: LeasedQueue, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Dagster's own keys say of the table that messages are ingested into."""
+"""Dagster's own metadata about the table that messages are ingested into."""
 
 from __future__ import annotations
 
