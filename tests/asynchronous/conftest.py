@@ -1,4 +1,4 @@
-"""What the tests of `async with async_lease(...)` share with those of `with lease(...)`."""
+"""Shared by the tests of `async with async_lease(...)` and of `with lease(...)`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Program:
         run_virtual(within, clock=self.clock)
 
     def lease(self, queue: str = "orders", **options: Any) -> AsyncLeaseBlock:
-        """What ``async_lease`` returns, on this clock; received at once, unless ``linger`` says otherwise."""
+        """Make a lease block on this clock; it receives at once, unless ``linger`` says otherwise."""
         on_event, on_lost = options.pop("on_event", None), options.pop("on_lost", "warn")
         asked = LeaseOptions.of(**{"wait": 0, "linger": 0, "policy": POLICY, **options})
         settings = LeaseSettings(queue=queue, options=asked, on_lost=on_lost)
@@ -351,7 +351,7 @@ class TestWhatWasNotAsAsked:
                 await asyncio.sleep(50)
                 held.append(batch.still_held(message))
                 await asyncio.sleep(50)
-                # It was extended again since, but somebody else may have it as well.
+                # It was extended again since, but another consumer may have it as well.
                 held.append(batch.still_held(message))
             assert batch.report().late == 25
             assert batch.report().deleted == 0
@@ -484,7 +484,7 @@ class TestTheBlock:
 
     def test_its_tasks_keep_nothing_alive_that_the_programs_context_leads_to(self, program: Program) -> None:
         class Request:
-            """What a web framework keeps in its context, say."""
+            """An object that a web framework keeps in its context, say."""
 
         variable: ContextVar[Request] = ContextVar("request")
 

@@ -1,4 +1,4 @@
-"""What the tests of `with lease(...)` and of consumers share: queues in memory in the place of SQS."""
+"""Shared by the tests of `with lease(...)` and of consumers: queues in memory in the place of SQS."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Orders:
     """The queue ``orders``, or ``orders.fifo``, and its dead-letter queue.
 
     Attributes:
-        faults: What goes wrong with the calls of transports that are made from now on.
+        faults: The faults of calls of transports that are made from now on.
         transports: Those that were made.
     """
 
@@ -74,7 +74,7 @@ def refused(operation: Operation, error: ServiceError = ACCESS_DENIED, *, places
 
 
 def lost(operation: Operation, places: int) -> FaultRule:
-    """The service says of so many of the first entries of each call that they are somebody else's."""
+    """The service says that another consumer has so many of the first entries of each call."""
     return refused(operation, HANDLE_EXPIRED, places=places)
 
 
@@ -88,7 +88,7 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def no_message_left() -> Iterator[None]:
-    """What is done within leaves no message in memory, also where the garbage collector does not run."""
+    """Check that the block leaves no message in memory, also where the garbage collector does not run."""
 
     def in_memory() -> list[Message]:
         return [one for one in gc.get_objects() if type(one) is Message]

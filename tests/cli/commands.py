@@ -12,7 +12,7 @@ from sqs_lease.cli.app import app
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     exit_code: int
     out: str

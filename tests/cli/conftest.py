@@ -1,4 +1,4 @@
-"""What the tests of the command share: a real SQS server behind a wire that writes calls down, and may deny them."""
+"""Shared by the tests of the command: a real SQS server behind a wire that records calls, and may deny them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor` says about an installation of Airflow, and of hosts that are not installed."""
+"""The findings of `doctor` in an installation of Airflow, and about hosts that are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands of `sqs-lease` have in common."""
+"""Behaviour that all commands of `sqs-lease` have in common."""
 
 from __future__ import annotations
 

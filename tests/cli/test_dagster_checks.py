@@ -1,4 +1,4 @@
-"""What `doctor` says about an installation of Dagster."""
+"""The findings of `doctor` in an installation of Dagster."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_a_configuration_that_cannot_be_read_is_one_line(dagster_home: Path) -> 
 
 def test_a_version_out_of_bounds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        versions, "requires", lambda name: ['dagster<1; extra == "dagster"', 'nobody; extra == "dagster"']
+        versions, "requires", lambda name: ['dagster<1; extra == "dagster"', 'absent-package; extra == "dagster"']
     )
 
     old, missing = versions.extra_versions("dagster")
 
     assert old.level is missing.level is Level.PROBLEM
     assert old.why == "sqs-lease[dagster] is made for dagster<1."
-    assert missing.what == "nobody is not installed"
+    assert missing.what == "absent-package is not installed"

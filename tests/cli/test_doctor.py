@@ -25,7 +25,7 @@ def orders(ground: Ground, wire: Wire) -> str:
 
 
 def findings(*arguments: str) -> dict[str, dict[str, Any]]:
-    """What it found, by check."""
+    """The findings, by check."""
     ran = sqs_lease("doctor", *arguments, "--json")
     assert ran.err == ""
     examined = json.loads(ran.out)
@@ -55,7 +55,7 @@ def test_a_permission_that_is_missing_is_a_finding(orders: str, wire: Wire, acti
     found = findings(orders)
 
     assert {check for check, finding in found.items() if finding["level"] == "problem"} == {f"permission:{action}"}
-    # Who was denied, in the words of AWS.
+    # The denied caller, in the words of AWS.
     assert CALLER in found[f"permission:{action}"]["why"]
 
 

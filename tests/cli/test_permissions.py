@@ -1,4 +1,4 @@
-"""What the policies allow is what the code calls: each use runs here, with a recorder before its servers.
+"""The policies allow exactly the calls of the code: each use runs here, with a recorder before its servers.
 
 Two recorders. Where real clients are used, it is a proxy before a real server, which sees every client alike. Airflow's
 triggers run in virtual time over queues in memory, whose calls have the names of the API.

@@ -1,4 +1,4 @@
-"""What `doctor` says about the settings of a queue, from its attributes alone."""
+"""The findings of `doctor` in the settings of a queue, from its attributes alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which endpoint a command calls for a queue."""
+"""The endpoint that a command calls for a queue."""
 
 from __future__ import annotations
 

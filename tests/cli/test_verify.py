@@ -37,7 +37,7 @@ BY_NAME = {check.name: check for check in CHECKS}
 
 
 def found_in(service: MemoryQueueService, *checks: Check) -> list[CheckResult]:
-    """What checks find in a service, in its virtual time."""
+    """Run checks against a service, in its virtual time."""
 
     async def main() -> list[CheckResult]:
         return await check_all(service, service.clock, MadeQueues(service), checks=checks or CHECKS)
@@ -763,7 +763,7 @@ def test_the_exit_code_says_whether_a_promise_breaks(
     assert ran.exit_code == exit_code
     assert ("Otherwise: It hurts." in ran.out) is (Outcome.DIFFERS in outcomes)
     assert ("Relied on: It is kept." in ran.out) is (not {Outcome.DIFFERS, Outcome.HARMLESS}.isdisjoint(outcomes))
-    # What a server says does not steer the terminal.
+    # Text from a server does not steer the terminal.
     assert "\x1b" not in ran.out
 
 

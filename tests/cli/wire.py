@@ -1,4 +1,4 @@
-"""What goes over the wire to an AWS server: a proxy that writes calls down, denies some, and may have another clock.
+"""A proxy before an AWS server, which writes calls down, denies some, and may have another clock.
 
 It sees every client alike: boto3, aiobotocore, s3fs, delta-rs, and those of other processes.
 """
@@ -41,10 +41,10 @@ class Wire:
 
     Attributes:
         endpoint_url: Where it listens.
-        calls: What came, in order.
+        calls: The calls that came, in order.
         denied: IAM actions that are answered as AWS answers a caller without the permission.
         torn: IAM actions whose calls get no answer: the connection is closed.
-        answers: What gives the answers in place of the server, by IAM action: for calls that it does not have.
+        answers: Functions that answer in place of the server, by IAM action: for calls that it does not have.
         ahead: How far the server's clock is ahead of this machine's.
         heard: Takes the body of each answer of the server, with its call; in the thread of the request.
     """
@@ -138,7 +138,7 @@ def wire_to(endpoint_url: str) -> Iterator[Wire]:
 
 
 def wire_call(method: str, path: str, headers: Any, body: bytes) -> WireCall:
-    """Which call a request is.
+    """Name the call of a request.
 
     Raises:
         AssertionError: It is a call that this table does not know: it may need a permission.

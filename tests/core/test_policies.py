@@ -98,7 +98,7 @@ def test_threshold_extends_once_at_25_s_to_55_s_and_deletes_at_45_s() -> None:
 
 
 def test_threshold_waits_for_the_heartbeat_after_the_threshold_is_reached() -> None:
-    # 30 s, 5 s left at T+25, which is no heartbeat of 4 s; the next is T+28.
+    # 30 s, 5 s left at T+25, which is not a heartbeat of 4 s; the next is T+28.
     timeline = Timeline(Threshold(visibility=30, threshold=5, heartbeat=4))
     timeline.run_until(60)
     assert timeline.extensions() == [(28.0, 30), (56.0, 30)]

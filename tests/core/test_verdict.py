@@ -1,4 +1,4 @@
-"""What becomes of each message, whatever units of work there are and however they ended."""
+"""The outcome of each message, for all units of work and all their ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper's tests share."""
+"""Shared by the keeper's tests."""
 
 from __future__ import annotations
 

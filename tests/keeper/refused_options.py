@@ -1,4 +1,4 @@
-"""What every way to ask for a lease refuses, and what it takes where an option is left out: one table for all hosts."""
+"""Options that every way to ask for a lease refuses, and defaults of options left out: one table for all hosts."""
 
 from __future__ import annotations
 

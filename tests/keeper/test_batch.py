@@ -1,4 +1,4 @@
-"""What a batch says of its leases, and who holds one that several batches know."""
+"""A batch's answers about its leases, and the holder of a lease that several batches know."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestCertainty:
             assert not batch.still_held(message.receipt)
             await asyncio.sleep(20)
             assert batch.holds(message.receipt), "it is extended all the same"
-            assert not batch.still_held(message.receipt), "but somebody else may have it, too"
+            assert not batch.still_held(message.receipt), "but another consumer may have it, too"
             await batch.succeed()
             assert (batch.report().deleted, batch.report().uncertain) == (0, 1)
 

@@ -1,4 +1,4 @@
-"""What a driver calls after its process stood still, and how many calls it begins at once."""
+"""The calls of a driver after its process stood still, and how many calls it begins at once."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.keeper.held import POLICY, QUEUE, Setting
 
 MANY: Final = 3 * LEASES_IN_A_ROUND
 ON_TOP: Final = 50
-"""What answers to calls may add to the work of a round."""
+"""The work that answers to calls may add to that of a round."""
 
 
 class Rounds:

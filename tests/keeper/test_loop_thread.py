@@ -222,7 +222,7 @@ class TestTheLastCoroutine:
 
 
 class Run:
-    """What a program's context variables lead to."""
+    """An object that a program's context variables lead to."""
 
 
 def test_the_loop_keeps_nothing_alive_that_the_callers_context_leads_to() -> None:

@@ -1,4 +1,4 @@
-"""What a process makes of leases that another machine wrote down, whose clock may differ."""
+"""Leases that another machine wrote down, maybe by another clock, and that a process reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user or a host plugs in may raise or stall: no lease stops for it, and the log says so once."""
+"""Plug-ins of a user or a host may raise or stall: no lease stops for it, and the log says so once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leases publish through OpenTelemetry: metrics, and a span from the receive to the last settlement."""
+"""The telemetry of leases through OpenTelemetry: metrics, and a span from the receive to the last settlement."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ XRAY = f"Root=1-{TRACE[:8]}-{TRACE[8:]};Parent={SENDER};Sampled=1"
 
 
 class Published:
-    """What a program's providers got."""
+    """The records that a program's providers got."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._reader = InMemoryMetricReader()

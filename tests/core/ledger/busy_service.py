@@ -32,9 +32,9 @@ class BusyService:
         answer_seconds: How long a call takes.
         judge: The verdict on each entry of a call that is not throttled, at the time it is carried out.
         now: The time.
-        calls: What was called, and when.
+        calls: The calls, and their times.
         throttled: How many calls were throttled.
-        events: What the ledger said.
+        events: The events of the ledger.
     """
 
     ledger: Ledger
@@ -92,7 +92,7 @@ class BusyService:
         self._tokens -= 1
         return True
 
-    # What became of it
+    # Results
 
     def lapses(self) -> int:
         return sum(isinstance(event, Lapsed) for event in self.events)

@@ -215,7 +215,7 @@ def test_no_message_is_ever_deleted_ahead_of_an_earlier_one_of_its_group(steps: 
             for receipt in (one for call in calls if isinstance(call, DeleteCall) for one in call.receipts):
                 place = receipts.index(receipt)
                 earlier = {f"m{before + 1}" for before in range(place) if groups[before] == groups[place]}
-                # What is in the dead-letter queue is out of the way, also of those before it.
+                # A message in the dead-letter queue is out of the way, also of those before it.
                 assert earlier <= gone or receipt in forwarded
             pending += calls
         elif what == "answer" and pending:

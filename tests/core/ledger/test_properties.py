@@ -49,7 +49,7 @@ settlements = st.one_of(
 
 @dataclass(slots=True)
 class Known:
-    """What the machine knows of one lease."""
+    """The machine's knowledge of one lease."""
 
     policy: RenewalPolicy
     received_at: float
@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pending: list[Call] = []
         self.own: dict[int, set[Receipt]] = {}  # by call: about which it was made, and which were not forgotten since
 
-    # What the host does
+    # Actions of the host
 
     @rule(target=receipts, policy=policies, age=st.sampled_from([0.0, 0.5, 10.0]), count=st.integers(1, 25))
     def receive(self, policy: RenewalPolicy, age: float, count: int) -> object:
@@ -222,7 +222,7 @@ class LedgerMachine(RuleBasedStateMachine):
         call = self.pending.pop(place % len(self.pending))
         self._answer(call, [])
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def the_ledger_holds_exactly_what_has_not_ended(self) -> None:
@@ -305,8 +305,8 @@ class LedgerMachine(RuleBasedStateMachine):
                     known = self.known[change.receipt]
                     assert isinstance(known.settlement, Release)
                     assert change.seconds <= known.settlement.delay_seconds
-                    assert known.deadline - self.now >= RELEASE_MARGIN_SECONDS, "it may be somebody else's"
-                    assert not known.lapsed, "it may be somebody else's since"
+                    assert known.deadline - self.now >= RELEASE_MARGIN_SECONDS, "another consumer may have it"
+                    assert not known.lapsed, "another consumer may have it since"
             case DeleteCall():
                 for receipt in call.receipts:
                     known = self.known[receipt]
@@ -386,7 +386,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert isinstance(known.settlement, Delete)
                 assert known.last is Verdict.DONE
                 assert not known.lapsed
-                assert self.now <= known.deadline, "it may be somebody else's"
+                assert self.now <= known.deadline, "another consumer may have it"
             case Outcome.DEAD_LETTERED:
                 assert known.forwarded
                 assert known.last is Verdict.DONE or known.delete_unanswered

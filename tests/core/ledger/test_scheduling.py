@@ -323,7 +323,7 @@ class TestLeasesThatChange:
     def test_a_lease_that_lapsed_is_extended_by_no_more_than_the_visibility_timeout(
         self, policy: RenewalPolicy, *, lapsed_before: bool
     ) -> None:
-        """Nobody can release it early, so the longest extension is what failed work stays invisible for."""
+        """It cannot be released early, so failed work stays invisible for as long as the longest extension."""
         ledger = Ledger(Random(0))
         (receipt,) = receipts(1)
         # Ten hours old, by a clock that may be wrong.

@@ -91,7 +91,7 @@ class TestSettling:
         assert held[0] not in ledger
 
     def test_a_lease_that_lapsed_is_not_released_even_if_it_was_extended_since(self) -> None:
-        # On a standard queue the extension succeeds for an old receipt handle too, while somebody else works on it.
+        # On a standard queue an old receipt handle can be extended, too, while another consumer works on the message.
         (receipt,) = held = receipts(1)
         ledger = ledger_with(*held)
         late = only(ledger.due(35))
@@ -106,7 +106,7 @@ class TestSettling:
         successor = Ledger(Random(0))
         successor.hold(lease, POLICY)
         successor.settle(receipt, Release(), 42)
-        assert successor.due(42) == [], "whoever takes it over knows no more"
+        assert successor.due(42) == [], "the next holder knows no more"
 
     def test_a_lease_that_lapsed_is_deleted_all_the_same_when_its_work_succeeded(self) -> None:
         (receipt,) = held = receipts(1)

@@ -18,9 +18,9 @@ class Reply:
     """How one poll goes.
 
     Attributes:
-        messages: What it brings.
+        messages: The messages that it brings.
         after_seconds: How long after it was sent; None: at once with messages, else at the end of its wait.
-        error: What it raises instead.
+        error: The error that it raises instead.
         connection_seconds: How long it waits for a connection before it is sent.
     """
 

@@ -104,7 +104,7 @@ def test_a_message_received_again_within_the_batch_is_held_by_its_newest_receipt
     service.send(1)
 
     async def main() -> None:
-        # Nobody extends the message, so that its visibility timeout ends while others are awaited.
+        # The message is not extended, so that its visibility timeout ends while others are awaited.
         collected = await service.receiver().collect(2, wait=20, linger=10, on_received=service.hold)
         (message,) = collected.messages
         assert message.receive_count > 1
