@@ -1,4 +1,4 @@
-"""Which tests need a Spark that infers schemas; test_pinned_schema.py has what older ones do."""
+"""Tests that need a Spark that infers schemas; test_pinned_schema.py has those for older ones."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def good(numbers: Iterable[int], *, receive_count: int = 1) -> list[Message]:
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
-    """What a reader of the table sees, by message id."""
+    """Read the table by message id, as a reader sees it."""
     read: list[dict[str, Any]] = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
     return sorted(read, key=lambda row: str(row["_message_id"]))
 

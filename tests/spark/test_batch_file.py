@@ -542,7 +542,7 @@ def test_of_messages_that_a_fifo_queue_took_in_one_millisecond_the_later_one_has
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_manifest: bool
 ) -> None:
     monkeypatch.setattr("sqs_lease.batch_files.manifest.ROW_GROUP_MESSAGES", 2)
-    # Two are a row group; some of these have nobody in a message group, as where a batch is of several queues.
+    # Two are a row group; in some of these no message has a message group, as where a batch is of several queues.
     messages = [
         *(message(f"plain {number}", "{}") for number in range(2)),
         fifo("third", 100),

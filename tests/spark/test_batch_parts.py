@@ -65,7 +65,7 @@ def changed(change: Callable[[pa.Table, pa.Array], Answer]) -> ChangedSource:
 
 
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
-    """What Spark itself is to parse from now on."""
+    """Collect the messages that Spark itself is to parse from now on."""
     found: list[DataFrame] = []
     parse = JsonSource.parse
 

@@ -1,4 +1,4 @@
-"""Which names of columns are the same to Spark."""
+"""Names of columns that are the same to Spark."""
 
 from __future__ import annotations
 

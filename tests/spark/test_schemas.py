@@ -1,4 +1,4 @@
-"""What is nested deeper than tables take is refused, or stays a text where its type is not given."""
+"""A value that is nested deeper than tables take is refused, or stays a text where its type is not given."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_settings_from_the_environment_are_on_no_command_line(tmp_path: Path) ->
         [secret, "local[1]", secret],
         [f"{secret} of the second", "local[1]", f"{secret} of the second"],
     ]
-    # What Java is started with is taken, too.
+    # Java's options at its start are taken, too.
     assert said["most"] < 650 * 1024 * 1024
     assert [path.name for path in temporary.rglob("*") if path.name.endswith(".conf")] == []
 

@@ -96,11 +96,11 @@ def load_together(
     """Let drivers load their batches, and others keep the table up, once for each batch.
 
     Args:
-        opened: Gives an open table of its own to whoever calls.
+        opened: Gives an open table of its own to each caller.
         stage: Stages rows.
-        batch_of: What is in the batches.
-        upkeep: What is done, in turn.
-        refusals: What it may raise, because somebody else was faster.
+        batch_of: Gives the messages of the batches.
+        upkeep: The actions of the others, in turn.
+        refusals: The errors that an action may raise, because another writer was faster.
         drivers: How many.
 
     Returns:

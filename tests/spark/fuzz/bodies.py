@@ -215,7 +215,7 @@ class Draw:
 
         Args:
             count: How many.
-            wrap: What is put around most bodies.
+            wrap: Puts an envelope around most bodies.
             fitting: The share of records that fit.
         """
         drawn = [self._one(wrap, fitting) for _ in range(count)]

@@ -47,7 +47,7 @@ class KindOfTable:
     """How tables of one kind are made and read.
 
     Attributes:
-        name: What it is called in names of tests.
+        name: Its name in names of tests.
         sink: Makes a sink for the table of a case, by its directory and the key columns.
         rows: Reads some columns of that table, by the directory.
         takes_variants: Whether it has columns of the type VARIANT.
@@ -66,9 +66,9 @@ class KindOfSource:
     """A source, and which bodies it must take.
 
     Attributes:
-        name: What it is called in names of tests.
+        name: Its name in names of tests.
         source: Makes it, with a directory for what it keeps.
-        wrap: What is put around most bodies.
+        wrap: Puts an envelope around most bodies.
         takes: Whether records that fit must be rows with their ``id`` and ``name``.
         keeps_everything: Whether every text must be a row.
         variants: Whether it has a column of the type VARIANT.
@@ -277,7 +277,7 @@ def pairs(
 
 @contextmanager
 def _log_lines() -> Iterator[list[str]]:
-    """What the package logs meanwhile."""
+    """Collect the package's log lines meanwhile."""
     lines: list[str] = []
 
     class Collected(logging.Handler):

@@ -1,4 +1,4 @@
-"""What a job says of an error has its kind, its place and its text, and no word of a body."""
+"""A job's text of an error has its kind, its place and its text, and no word of a body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "4711"
 
 
 def in_worker(*lines: str) -> str:
-    """What Spark says when a Python worker raised something."""
+    """Spark's text when a Python worker raised something."""
     return "\n".join(
         [
             "[PYTHON_EXCEPTION] An exception was thrown from the Python worker:",

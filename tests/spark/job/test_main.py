@@ -37,7 +37,7 @@ PAGE = ROOT / "docs" / "spark-airflow.md"
 
 
 def parameters_of(name: str) -> tuple[set[str], set[str]]:
-    """What a class must be given, and what it may be given."""
+    """The required and the optional arguments of a class."""
     given = inspect.signature(getattr(spark, name)).parameters.values()
     required = {one.name for one in given if one.default is one.empty}
     return required, {one.name for one in given} - required

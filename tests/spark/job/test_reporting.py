@@ -1,4 +1,4 @@
-"""What a job that was started through Dagster Pipes reports, and where; without Spark."""
+"""The reports of a job that was started through Dagster Pipes, and their places; without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     monkeypatch.setattr(dagster_pipes.PipesContext, "_instance", None)
     # Not by its attribute: a logger remembers what it was asked before.
     caplog.set_level(logging.INFO, logger.name)
-    # What writes files or objects looks every second whether there is something to write.
+    # The writers of files and of objects look every second whether there is something to write.
     monkeypatch.setattr(dagster_pipes, "time", SimpleNamespace(sleep=lambda seconds: Event().wait(0.01)))
 
 

@@ -11,4 +11,4 @@ from typing import Any
 def wait_for_ever(messages: Any) -> Any:
     Path(os.environ["WAITING_PARSER"]).write_text(str(os.getpid()))
     Event().wait(600)
-    raise AssertionError("nobody stopped it")
+    raise AssertionError("it was not stopped")

@@ -59,7 +59,7 @@ def test_a_commit_of_another_writer_meanwhile_is_a_reason_to_try_again_once(batc
 
 
 def test_a_try_of_which_another_took_rows_away_does_not_fail_because_they_are_missing() -> None:
-    """As Spark's committer does, to which files that are gone are none that were written."""
+    """As Spark's committer does: for it, files that are gone were never written."""
     store, messages = MemoryStore(COLUMNS), asked("m1", "m2")
 
     def parse(_table: Any, known: pa.ChunkedArray, _batch_id: str) -> Parsed:

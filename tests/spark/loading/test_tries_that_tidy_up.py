@@ -145,7 +145,7 @@ def test_each_message_is_done_once_whatever_other_tries_take_away(
     assert set(loaded.rejected["message_id"].to_pylist()) <= world.refused | world.rejected
     stored = [row[MESSAGE_ID] for row in world.store.rows]
     assert max(Counter(key_of[one] for one in stored).values(), default=0) <= 1
-    # What is neither stored nor rejected had nothing to store, or a key of a message that is done.
+    # A message that is neither stored nor rejected had nothing to store, or the key of a message that is done.
     done = {key_of[one] for one in stored} | {key_of[one] for one in world.empty}
     assert {one for one in ids if key_of[one] not in done} <= world.refused | world.rejected
     assert world.was_killed or not world.store.staged

@@ -20,7 +20,7 @@ from sqs_lease.testing.sink_contract import Subject, interrupted
 
 @dataclass
 class MemoryStore:
-    """What outlives a sink."""
+    """The data that outlives a sink."""
 
     columns: StructType | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)

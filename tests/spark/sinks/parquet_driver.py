@@ -31,7 +31,7 @@ STEPS: dict[str, tuple[type, str, bool]] = {
 
 
 def open_table(path: Path) -> WriteAheadTable:
-    # What is staged needs no Spark any more.
+    # Staged rows need no Spark any more.
     session: Any = None
     return ParquetSink(path).open(session, COLUMNS, widen=False)
 

@@ -45,7 +45,7 @@ def commit_and_die(url: str, location: str, method: str) -> None:
             real(*arguments)
         os._exit(KILLED)
 
-    # What is staged needs no Spark any more.
+    # Staged rows need no Spark any more.
     session: Any = None
     table = PostgresSink(url, "orders").open(session, COLUMNS, widen=False)
     with patch.object(PostgresTable, method, deadly):

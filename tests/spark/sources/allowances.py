@@ -1,4 +1,4 @@
-"""What a message may cost, for tests that read contents without S3."""
+"""The allowances of a message, for tests that read contents without S3."""
 
 from __future__ import annotations
 

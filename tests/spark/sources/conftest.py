@@ -15,7 +15,7 @@ def on_s3(spark: SparkSession, server: SqsServer, monkeypatch: pytest.MonkeyPatc
     """Have clients of this process and of Spark's tasks reach the server."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    # What Spark's Python workers have in their environment, besides that of the session's process at its start.
+    # Spark's Python workers have this in their environment, besides that of the session's process at its start.
     environment = spark.sparkContext.environment
     before = dict(environment)
     environment.update(server.environment)

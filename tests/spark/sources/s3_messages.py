@@ -32,12 +32,12 @@ def record(
 
 
 def direct(*records: dict[str, Any]) -> str:
-    """What S3 sends to a queue."""
+    """Write a notification as S3 sends it to a queue."""
     return json.dumps({"Records": records})
 
 
 def event_bridge(bucket: str, key: str, *, version_id: str | None = None, event: str = "Object Created") -> str:
-    """What EventBridge sends to a queue."""
+    """Write a notification as EventBridge sends it to a queue."""
     version = {} if version_id is None else {"version-id": version_id}
     return json.dumps(
         {
@@ -60,7 +60,7 @@ def event_bridge(bucket: str, key: str, *, version_id: str | None = None, event:
 
 
 def in_sns(message: str, attributes: dict[str, Any] | None = None, *, kind: str = "Notification") -> str:
-    """What SNS sends to a queue without raw message delivery."""
+    """Wrap a message as SNS sends it to a queue without raw message delivery."""
     return json.dumps(
         {
             "Type": kind,

@@ -1,4 +1,4 @@
-"""What SQS and the sender say of a message stands beside its records."""
+"""Attributes of a message from SQS and the sender stand beside its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which notations of a value each type takes, and how an object that does not fit is told."""
+"""The notations of a value that each type takes, and the reason for an object that does not fit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(columns: StructType, text: str, **options: Any) -> Any:
 
 
 def value_of(kind: DataType, text: str) -> Any:
-    """What a column of a type makes of a value."""
+    """Read a value as a column of a type."""
     found = read(StructType([StructField("x", kind)]), f'{{"x": {text}}}')
     return found["x"] if isinstance(found, dict) else found
 

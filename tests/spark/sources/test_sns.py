@@ -1,4 +1,4 @@
-"""What came through SNS is treated as if it had come without."""
+"""Messages that came through SNS are treated as if they had come without."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ENVELOPE = json.loads(in_sns("text"))
 @pytest.mark.parametrize(
     "envelope",
     [
-        pytest.param({**ENVELOPE, "Message": {"id": 1}}, id="a message that is no text"),
+        pytest.param({**ENVELOPE, "Message": {"id": 1}}, id="a message that is not a text"),
         pytest.param({**ENVELOPE, "More": 1.5}, id="a number"),
         pytest.param({**ENVELOPE, "x" * 60_000: "a"}, id="a name that Spark does not read"),
-        pytest.param({**ENVELOPE, "MessageAttributes": ["a"]}, id="attributes that are none"),
+        pytest.param({**ENVELOPE, "MessageAttributes": ["a"]}, id="attributes of a wrong type"),
         pytest.param({**ENVELOPE, "MessageAttributes": {"a": "b"}}, id="an attribute that is none"),
-        pytest.param({**ENVELOPE, "MessageAttributes": {"a": {"Value": 1}}}, id="an attribute that is no text"),
+        pytest.param({**ENVELOPE, "MessageAttributes": {"a": {"Value": 1}}}, id="an attribute that is not a text"),
         pytest.param({**ENVELOPE, "MessageAttributes": {"x" * 60_000: {}}}, id="a long name of an attribute"),
     ],
 )

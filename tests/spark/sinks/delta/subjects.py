@@ -27,7 +27,7 @@ def load(sink: DeltaSink) -> DeltaTable:
 
 
 def read_rows(sink: DeltaSink) -> list[dict[str, Any]]:
-    """What a reader of the table sees."""
+    """Read the table as a reader sees it."""
     read: list[dict[str, Any]] = load(sink).to_pyarrow_table().to_pylist(maps_as_pydicts="strict")
     return read
 

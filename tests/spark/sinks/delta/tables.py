@@ -31,7 +31,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def row(number: int, message_id: str, *, later: float | None = 0, **more: Any) -> dict[str, Any]:
-    """A row of a message that was sent some seconds after noon; None: nobody knows when."""
+    """A row of a message that was sent some seconds after noon; None: at an unknown time."""
     sent_at = None if later is None else NOON + timedelta(seconds=later)
     return {"id": number, "name": f"n{number}", MESSAGE_ID: message_id, SENT_AT: sent_at, BATCH_ID: "b", **more}
 

@@ -1,4 +1,4 @@
-"""What Delta's log says of a file so that readers may skip it."""
+"""The statistics of a file in Delta's log, by which readers may skip it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_spark_plans_nothing_for_what_is_converted_or_rejected(place: Place, mon
         "a": (50, "x"),
         "b": (51, "7"),
     }
-    # Whoever wrote them, the files of a batch lie in its directory, where patterns of readers find them.
+    # Whether Spark or this package wrote them, the files of a batch lie in its directory, where readers find them.
     assert len(list(place.table.glob(f"{NUMBER_COLUMN}=*/*.parquet"))) == len(list(place.table.rglob("part-*.parquet")))
     assert list((place.table / "_sqs_lease/staged").rglob("*.parquet")) == []
 

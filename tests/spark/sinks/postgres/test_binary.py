@@ -1,4 +1,4 @@
-"""What COPY is sent in its binary format, read back from a server."""
+"""Values that COPY is sent in its binary format, read back from a server."""
 
 from __future__ import annotations
 

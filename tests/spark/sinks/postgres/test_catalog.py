@@ -1,4 +1,4 @@
-"""Which names tables and columns may have in PostgreSQL."""
+"""The names that tables and columns may have in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def table(database: Database) -> PostgresTable:
 
 @pytest.fixture
 def holder(database: Database, table: PostgresTable) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody who holds the table's entries, as a maintenance statement would."""
+    """A client that holds the table's entries, as a maintenance statement would."""
     with psycopg.connect(database.url, application_name="nightly vacuum") as connection:
         connection.execute(f"LOCK TABLE {table.name.entries.as_string()} IN ACCESS EXCLUSIVE MODE".encode())
         yield connection
@@ -113,7 +113,7 @@ def test_a_waiting_driver_names_the_holder_of_the_lock_and_goes_on_when_it_is_fr
 
     logger, handler = logging.getLogger("sqs_lease.spark.waits"), Telling()
     logger.addHandler(handler)
-    # Which also forgets what the logger knows by heart of levels: another test may have asked it.
+    # It also clears the logger's cache of levels: another test may have asked it.
     caplog.set_level(logging.INFO, logger.name)
 
     def release() -> None:

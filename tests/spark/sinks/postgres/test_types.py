@@ -1,4 +1,4 @@
-"""Which column takes which type, and nested values become the JSON that Spark would make of them, or are left to it."""
+"""The types that each column takes; nested values become the JSON that Spark would make of them, or are left to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits beside a ledger for a table that Spark writes, in a directory as on S3: its marks, and its end."""
+"""Rows that wait beside a ledger for a table that Spark writes, in a directory as on S3: their marks, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks write, and which rows they leave to Spark."""
+"""The rows that tasks write, and those that they leave to Spark."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Killed(BaseException):
 
 
 class Event(Enum):
-    """What happens at a step of a driver."""
+    """An event at a step of a driver."""
 
     NOTHING = auto()
     KILL = auto()
@@ -54,7 +54,7 @@ class Event(Enum):
 
 @dataclass
 class Storage:
-    """What outlives drivers: the table, staged rows, and which application the table took last."""
+    """The data that outlives drivers: the table, staged rows, and which application the table took last."""
 
     rows: Counter[str] = field(default_factory=Counter)
     staged: dict[str, list[str]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Driver:
     def step(self) -> None:
         """Something may happen here."""
         if self.is_dead:
-            # What the code does to clean up after an exception is not done by a process that is dead.
+            # A process that is dead does not do what the code does to clean up after an exception.
             raise Killed
         if not self.world.script:
             return
@@ -217,7 +217,7 @@ def looked_up(messages: Sequence[int]) -> pa.Table:
 
 MESSAGES: Final = 8
 batches = st.frozensets(st.integers(0, MESSAGES - 1), min_size=1)
-# Long quiet stretches, or nobody ever gets to the end.
+# Long quiet stretches, or no driver ever gets to the end.
 events = st.sampled_from([Event.NOTHING] * 8 + [Event.KILL, Event.FAIL, Event.OTHER_DRIVER, Event.OTHER_DRIVER])
 
 
@@ -237,7 +237,7 @@ def test_each_messages_rows_are_there_once_whatever_happens_to_the_drivers(
         assert {message for message in range(MESSAGES) if world.storage.rows[str(message)]} <= known
         world.done |= known
         world.check()
-        # Everything is redelivered, and nobody disturbs.
+        # Everything is redelivered, and nothing disturbs.
         world.ingest(frozenset(range(MESSAGES)))
         assert world.done == set(range(MESSAGES))
         assert world.storage.rows == Counter({str(message): message % 3 for message in range(MESSAGES) if message % 3})

@@ -24,7 +24,7 @@ UNFIT = "not of the type in the schema: x"
 
 
 def read(kind: DataType, *values: str) -> tuple[list[object], list[str | None]]:
-    """What a column of a type makes of values, and the reasons."""
+    """Read values as a column of a type, and return the rows and the reasons."""
     texts = pa.array([f'{{"x": {value}}}' for value in values], pa.string())
     rows, reasons = ArrowJson.of(StructType([StructField("x", kind)]))(texts)
     return rows["x"].to_pylist(), reasons.to_pylist()

@@ -53,7 +53,7 @@ def schema_of(fields: dict[str, str]) -> str:
 
 SCHEMA = schema_of({"id": "INT NOT NULL", **KINDS, **NESTED})
 
-# As JSON text. What is right for one type is wrong for another, or a stranger way to write it.
+# As JSON text. A text that is right for one type is wrong for another, or a stranger way to write it.
 NUMBERS = [
     "0", "-0", "7", "-1", "1.0", "1.5", "-2.25", "1e2", "1E-2", "1e400", "0.1", "1.005", "9999.99", "10000", "12345.6",
     "32767", "32768", "-32769", "2147483647", "2147483648", "9223372036854775807", "9223372036854775808",
@@ -256,7 +256,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which texts were read alone."""
+    """List the texts that were read alone."""
     texts = []
     read_one = ObjectReader.read
 

@@ -230,7 +230,7 @@ def test_a_batch_that_was_cut_off_after_its_commit_is_cleaned_up_when_it_comes_a
 
 @dataclass(frozen=True)
 class ConflictingTable(WriteAheadTable):
-    """A Delta table into which somebody else brings something when it was first asked."""
+    """A Delta table into which another writer brings something when it was first asked."""
 
     others: list[Callable[[], object]]
 
@@ -391,11 +391,11 @@ def tried(answers: Answers) -> CleanUp:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        # Deleted by somebody else, or by a try that was cut off.
+        # Deleted by another process, or by a try that was cut off.
         (refused("NoSuchKey", 404), CleanUp(3, 0, 0, None)),
         (refused("PreconditionFailed", 412), CleanUp(2, 1, 0, None)),
         (refused("AccessDenied", 403), CleanUp(2, 0, 1, "s3://data/a (version v1): AccessDenied")),
-        # Nobody waits for the others then.
+        # The clean-up does not wait for the others then.
         (refused("SlowDown", 503), CleanUp(0, 0, 3, "s3://data/a (version v1): SlowDown")),
         (
             EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),

@@ -50,7 +50,7 @@ class Bucket:
         return version
 
     def told(self, *keys: str) -> str:
-        """What S3 says when these objects were created."""
+        """Write S3's notification of these objects."""
         return direct(*(record(self.name, quote_plus(key, safe="/")) for key in keys))
 
 
@@ -168,7 +168,7 @@ class TestObjects:
 
     def test_when_s3_is_not_there_nothing_is_said_of_any_message(self, bucket: Bucket) -> None:
         once = Config(retries={"total_max_attempts": 1})
-        # A port that nobody listens on.
+        # A port without a server.
         store = store_with(boto3.client("s3", endpoint_url="http://127.0.0.1:1", config=once))
 
         with pytest.raises(ObjectStoreError, match="nothing of this batch is stored"):

@@ -94,7 +94,7 @@ CREATED: dict[str, Any] = {"eventSource": "aws:s3", "eventName": "ObjectCreated:
     [
         pytest.param({}, "not an S3 notification", id="an empty object"),
         pytest.param({"order": 1}, "not an S3 notification", id="something else"),
-        pytest.param({"Records": {}}, "not an S3 notification", id="records that are none"),
+        pytest.param({"Records": {}}, "not an S3 notification", id="records of a wrong type"),
         pytest.param({"Records": ["a"]}, "not an S3 notification", id="a record that is none"),
         pytest.param({"Records": [{"eventSource": "aws:sqs"}]}, "not an S3 notification", id="of another service"),
         pytest.param({"Records": [CREATED]}, "object 1 .* no bucket", id="no object"),

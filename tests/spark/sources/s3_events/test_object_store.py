@@ -1,4 +1,4 @@
-"""What a store of objects costs a task that is not the first of its process, and what it says of itself."""
+"""The cost of a store of objects for a task that is not the first of its process, and the name of its calls."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_file_at_the_tables_path_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_other_files_is_not_made_a_table(tmp_path: Path) -> None:
-    (tmp_path / "report.csv").write_text("somebody's work")
+    (tmp_path / "report.csv").write_text("another user's work")
 
     with pytest.raises(TableError, match=f"{tmp_path} has files in it, but is not a Delta table"):
         open_table(tmp_path)
@@ -140,7 +140,7 @@ def test_files_of_a_table_that_was_created_a_moment_ago_are_its_own(tmp_path: Pa
     table = open_table(tmp_path)
     stage(table, [row(1, "m1")])
 
-    # What a driver does that did not find the table yet.
+    # A driver that did not find the table yet does this.
     require_empty(table.storage)
 
 
@@ -148,7 +148,7 @@ def test_files_of_a_table_that_was_created_a_moment_ago_are_its_own(tmp_path: Pa
 def test_a_prefix_with_other_objects_is_not_made_a_table(bucket: Bucket) -> None:
     storage = bucket.sink("taken")._storage
     with storage.file_system().open_output_stream("report.csv") as stream:
-        stream.write(b"somebody's work")
+        stream.write(b"another user's work")
 
     with pytest.raises(TableError, match=f"s3://{bucket.name}/taken has files in it, but is not a Delta table"):
         open_table(storage)

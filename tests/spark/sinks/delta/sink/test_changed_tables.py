@@ -1,4 +1,4 @@
-"""Somebody changes a Delta table while a batch is on its way into it: no row is bent, and no batch stops the table."""
+"""A user changes a Delta table while a batch is on its way into it: no row is bent, and no batch stops the table."""
 
 from __future__ import annotations
 

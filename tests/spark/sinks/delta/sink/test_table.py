@@ -145,7 +145,7 @@ def test_applied_batches_are_known_after_the_table_forgot_them(tmp_path: Path, *
 def test_rows_are_added_though_the_place_cannot_be_reached_any_more_for_the_mark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where S3 is asked for credentials anew."""
+    """As where new credentials for S3 are asked for."""
     table = open_table(tmp_path)
     location = stage(table, [row(1, "m1")])
     add = AppliedMarks.add

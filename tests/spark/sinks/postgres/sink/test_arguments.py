@@ -1,4 +1,4 @@
-"""What a sink for PostgreSQL needs before it reaches a server."""
+"""The needs of a sink for PostgreSQL before it reaches a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody changes a table in PostgreSQL while a batch is on its way into it: nothing of it is stored, and no row bent.
+"""A user changes a table in PostgreSQL while a batch is on its way into it: nothing of it is stored, and no row bent.
 
 No Spark: rows are written as its tasks write them.
 """

@@ -245,7 +245,7 @@ def test_rows_come_by_a_staging_table_where_executors_cannot_write_in_the_worksp
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refused(*_: object) -> None:
-        # What a task says that has another user; those of the tests have not.
+        # The error of a task with another user; the tasks of the tests have the same user.
         raise PySparkException("PermissionError: [Errno 13] Failed to create local directory 'x'. Detail: ...")
 
     monkeypatch.setattr(Staging, "write_parts", refused)

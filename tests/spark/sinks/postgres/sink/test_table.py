@@ -1,4 +1,4 @@
-"""What PostgreSQL adds to the contract: tables of the user, drivers that die or meet, and what it cannot store."""
+"""PostgreSQL's additions to the contract: tables of the user, drivers that die or meet, and values it cannot store."""
 
 from __future__ import annotations
 
