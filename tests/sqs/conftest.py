@@ -1,4 +1,4 @@
-"""What the tests of SQS access share: a scripted server, and transports over both clients."""
+"""Shared by the tests of SQS access: a scripted server, and transports over both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors mean: by code in every spelling, by text, by status, by exception."""
+"""The meaning of errors: by code in every spelling, by text, by status, by exception."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ EXPIRED = "Value AQEB for parameter ReceiptHandle is invalid. Reason: The receip
 )
 def test_the_error_of_one_entry_is_a_verdict_on_its_lease(code: str, text: str, verdict: Verdict) -> None:
     assert entry_verdict(code, text) is verdict
-    # What the service says of whose fault it is changes nothing about a code that is known.
+    # The service's word about the sender's fault changes nothing about a code that is known.
     assert entry_verdict(code, text, sender_fault=True) is verdict
     assert entry_verdict(code, text, sender_fault=False) is verdict
 

@@ -87,7 +87,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
 
 @pytest.fixture
 def aws_over_tls(aws: type[Aws], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Aws]]:
-    """The same behind a certificate that nobody knows."""
+    """The same behind a certificate that no client knows."""
     context = SSLContext(PROTOCOL_TLS_SERVER)
     context.load_cert_chain(self_signed(tmp_path))
     server = ThreadingHTTPServer(("127.0.0.1", 0), aws)
@@ -177,10 +177,10 @@ def test_tls_may_be_switched_off_where_no_endpoint_says_how_to_reach_sqs(
 def test_a_profile_that_does_not_exist_is_an_error_that_names_the_queue_and_the_remedy(
     aws: type[Aws], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remedy = r"client for queue orders: the AWS profile does not exist\. Correct profile_name or AWS_PROFILE.*nobody"
+    remedy = r"client for queue orders: the AWS profile does not exist\. Correct profile_name or AWS_PROFILE.*absent"
     with pytest.raises(errors.ConfigurationError, match=remedy):
-        make_client(AwsAccess(profile_name="nobody"), queue="orders")
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
+        make_client(AwsAccess(profile_name="absent"), queue="orders")
+    monkeypatch.setenv("AWS_PROFILE", "absent")
     with pytest.raises(errors.ConfigurationError, match=remedy):
         make_client(queue="orders")
     assert aws.asked == []

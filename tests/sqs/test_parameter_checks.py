@@ -1,4 +1,4 @@
-"""Which calls' parameters are checked by botocore, and that wrong values are told without a call where they are not."""
+"""Calls with parameters that botocore checks; in the other calls, wrong values are told without a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transport does: boto3 and aiobotocore against a real server process, and the in-memory one."""
+"""The behaviour of every transport: boto3 and aiobotocore against a real server process, and the in-memory one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers may give for a queue, a receive, a batch and a send."""
+"""Values that callers may give for a queue, a receive, a batch and a send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the real service does and no emulator: each test names the fact that it holds the in-memory service to."""
+"""Facts of the real service that no emulator has: each test names the fact that it holds the in-memory service to."""
 
 from __future__ import annotations
 

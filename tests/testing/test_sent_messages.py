@@ -1,4 +1,4 @@
-"""What the service refuses of a message that is sent: sizes, characters and attributes."""
+"""The service's limits on a message that is sent: sizes, characters and attributes."""
 
 from __future__ import annotations
 

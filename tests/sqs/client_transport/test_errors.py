@@ -1,4 +1,4 @@
-"""What the service and the network can answer, for both clients: a scripted server gives what emulators do not."""
+"""Answers of the service and the network, for both clients: a scripted server gives those that emulators do not."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ QUEUE: Final = "https://sqs.us-east-1.amazonaws.com/123456789012/orders"
 RECEIPTS: Final = [Receipt(f"m{number}", f"AQ{number}{CONTENT}+/=") for number in range(3)]
 ARN: Final = "arn:aws:sqs:us-east-1:123456789012:orders"
 
-ECHO: Final = "What the request had in it."
+ECHO: Final = "The contents of the request."
 """In place of what an answer quotes of its request."""
 
 RECEIVED: Final = {
@@ -101,7 +101,7 @@ REFUSED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server gave."""
+    """The answer of a server."""
 
     status: int
     body: bytes = field(repr=False)
@@ -115,7 +115,7 @@ def answers(draw: st.DrawFn, good: Mapping[str, Any], *, echoed: str = "") -> Ht
     Args:
         draw: Hypothesis's.
         good: The good one.
-        echoed: What an answer may quote of its request; nothing but this, and messages that were received, are secret.
+        echoed: The part of its request that an answer may quote; all else is secret but messages that were received.
     """
     status = draw(st.sampled_from([200, 200, 200, 200, 201, 302, 400, 400, 403, 404, 413, 429, 500, 502, 503, 599]))
     body = draw(json_near(good) if status < 300 or draw(st.integers(0, 3)) == 0 else json_near(REFUSED))
@@ -193,7 +193,7 @@ def closed_wires() -> Iterator[None]:
 
 
 def results(answer: HttpAnswer, call: Callable[[ClientTransport], Awaitable[Any]]) -> list[Any]:
-    """What the call returned or raised, over each client; only an ``SqsError`` may be raised."""
+    """Collect the results or errors of a call over each client; only an ``SqsError`` may be raised."""
     # It reads up to three times; nothing changes between them here.
     pause, client_transport._READ_PAUSE_SECONDS = client_transport._READ_PAUSE_SECONDS, 0.0  # type: ignore[misc]
     try:
