@@ -40,7 +40,7 @@ class SecondConsumer:
         marks: A directory for an empty file, named like its body, for each message that it was given.
 
     Attributes:
-        receptions: What it was given.
+        receptions: The messages that it was given.
         polls: How many polls were answered.
         is_polling: Whether it has seen that the first consumer has all messages: before, it would wait for that.
     """
@@ -63,7 +63,7 @@ class SecondConsumer:
             deadline_seconds: How long to wait at most.
 
         Returns:
-            What it was given so far: fewer when the time is up, or more.
+            The messages that it was given so far: fewer when the time is up, or more.
         """
         ends_at = monotonic() + deadline_seconds
         while len(self.receptions) < messages and monotonic() < ends_at and not self._stopped.wait(0.05):

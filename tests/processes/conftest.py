@@ -1,4 +1,4 @@
-"""What all tests on real processes have: unlike the others, they may wait."""
+"""Shared by all tests on real processes: unlike the others, they may wait."""
 
 from __future__ import annotations
 

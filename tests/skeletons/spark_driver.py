@@ -23,7 +23,7 @@ LIMIT_SECONDS = 600.0
 @contextmanager
 def leased(queue: str, messages: int, visibility_seconds: float) -> Iterator[list[LeasedBatch]]:
     """Hold so many messages: those that are not visible yet are waited for, while the others are held."""
-    # What a process holds that was killed is visible so many seconds later, however long it had worked.
+    # A killed process' messages are visible again so many seconds later, however long it had worked.
     policy = Growing(visibility=visibility_seconds, growth=0)
     ends_at = monotonic() + LIMIT_SECONDS
     with ExitStack() as held:

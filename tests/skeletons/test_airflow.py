@@ -50,11 +50,11 @@ ECONOMY = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was seen of the run, and what it left.
+    """Observations of the run, and its results.
 
     Attributes:
-        received_early: What the second consumer was given before any work was allowed to end.
-        received: What it was given altogether.
+        received_early: The messages that the second consumer was given before any work was allowed to end.
+        received: The messages that it was given altogether.
         beside: The states of the tasks at the moment when it had been given the poison; the work goes by the message.
         ended: The states and the numbers of tries in which the tasks ended.
         run_state: The state in which the run ended.

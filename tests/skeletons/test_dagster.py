@@ -36,7 +36,7 @@ QUEUE_VISIBILITY_SECONDS = 3600
 """Longer than the test: what others receive was released, or was no longer extended."""
 
 VISIBILITY_SECONDS = 120
-"""What the asset receives with. The first extension is due after two thirds of it: a busy machine may be 40 s late."""
+"""Its visibility timeout. The first extension is due after two thirds of it: a busy machine may be 40 s late."""
 
 LIMIT_SECONDS = 600.0
 """How long to wait for one thing at most."""
@@ -44,16 +44,16 @@ LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was seen of the run, and what it left.
+    """Observations of the run, and its results.
 
     Attributes:
         evaluations: The sensor's evaluations while all messages were in flight.
-        received_early: What the second consumer was given before the asset was allowed to end, and its step with it.
-        received: What the second consumer was given altogether.
-        done: What the asset had done in the end.
+        received_early: The second consumer's messages before the asset was allowed to end, and its step with it.
+        received: The second consumer's messages altogether.
+        done: The work that the asset had done in the end.
         run_id: The run in which it did it.
         runs: All runs.
-        metadata: What was observed of the asset when its step had ended.
+        metadata: The observation of the asset when its step had ended.
         left: How many messages of the queue can be received, and how many are in flight.
     """
 
@@ -133,11 +133,11 @@ class Skeleton:
         self.wait_until(lambda: self.consumer.polls >= enough, "beside a second consumer that polls")
 
     def notes(self) -> list[Note]:
-        """What the asset wrote down so far."""
+        """The asset's notes so far."""
         return notes(self.evidence, ASSET)
 
     def done(self) -> list[str]:
-        """What the asset has done so far."""
+        """The asset's work so far."""
         return [note.what for note in self.notes()]
 
     def received(self) -> list[str]:

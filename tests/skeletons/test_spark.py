@@ -48,7 +48,7 @@ class Driver:
             env={
                 **os.environ,
                 **environment,
-                # The JVM lives for seconds: one compiler, one thread that collects. Who is killed leaves files.
+                # The JVM lives for seconds: one compiler, one thread that collects. A killed JVM leaves files.
                 "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "-Djava.io.tmpdir={directory}"',
                 "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}",
                 "TMPDIR": str(directory),
@@ -91,21 +91,21 @@ class Driver:
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen of the one run.
+    """Observations of the one run.
 
     Attributes:
         table: The table that both drivers ingest into.
         workspace: Their workspace.
         first: The messages of the first batch, by their ids.
         late: The message that was sent while the first driver held its batch.
-        broken: The one of then that is no strict JSON.
+        broken: The one of then that is not strict JSON.
         exit_code: How the first driver ended.
-        admitted: What the ledger had admitted when the first driver was dead.
-        stored_at_the_kill: Which messages the table had then.
-        receive_counts: What the second driver received, and how often each had been received by then.
-        result: What its ingestion did.
+        admitted: The messages that the ledger had admitted when the first driver was dead.
+        stored_at_the_kill: The messages that the table had then.
+        receive_counts: The second driver's messages, and how often each had been received by then.
+        result: The result of its ingestion.
         counts: How many messages the queue has at the end, by the names of :data:`COUNTS`.
-        returned: Which messages can be received at the end.
+        returned: The messages that can be received at the end.
     """
 
     table: Path

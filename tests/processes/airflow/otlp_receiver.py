@@ -14,7 +14,7 @@ from demo.processes import LOOPBACK
 
 
 class OtlpReceiver:
-    """What was reported so far."""
+    """The receiver of Airflow's metrics: it keeps their last values."""
 
     def __init__(self, port: int) -> None:
         self.environment = {

@@ -38,7 +38,7 @@ DAGS = (*WITH_MESSAGES, "local_empty", "local_no_queue")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs, and of the messages."""
+    """The outcome of the runs, and of the messages."""
 
     runs: dict[str, dict[str, Any]]
     left: dict[str, list[str]]

@@ -93,7 +93,7 @@ class Running:
         }
 
     def xcom(self, dag_id: str, task_id: str, key: str = "return_value") -> Any:
-        """What a task of the DAG's run left."""
+        """Read the XCom of a task of the DAG's run."""
         return self.stack.api.xcom(dag_id, self.runs[dag_id], task_id, key)
 
     def report(self, dag_id: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Running:
         return report
 
     def messages(self, dag_id: str) -> list[dict[str, Any]]:
-        """What the sensor gave to the work."""
+        """The messages that the sensor gave to the work."""
         messages = self.xcom(dag_id, "orders")
         assert isinstance(messages, list)
         return messages
@@ -240,7 +240,7 @@ def test_no_receipt_handle_can_be_seen_in_airflow(running: Running) -> None:
     assert all("ReceiptHandle" not in message for message in running.messages("per_message"))
     lease = running.xcom("per_message", "orders", "lease")
     assert lease["messages"] == 4
-    # What Airflow's own Fernet key encrypted begins with this version byte.
+    # A text that Airflow's own Fernet key encrypted begins with this version byte.
     assert lease["sealed"].startswith("gAAAAA")
 
 

@@ -51,7 +51,7 @@ class Run:
 
     Attributes:
         state: Its state.
-        messages: What its first task published; None when that was skipped.
+        messages: The messages that its first task published; None when that was skipped.
         report: The keeper's report; None when there is none.
         worked_on: The bodies that the work was given; None when there was none.
     """
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of all DAGs."""
+    """Observations of all DAGs."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)

@@ -102,7 +102,7 @@ class Examples:
         return {name: report[name] for name in ("received", "deleted", "released", "dead_lettered")}
 
     def visible(self, dag_id: str) -> list[dict[str, Any]]:
-        """What anybody would be given now, in order."""
+        """The messages that any consumer would be given now, in order."""
         return self.receive_all(self.urls[DAGS[dag_id]])
 
     def receive_all(self, url: str) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ TAKEOVER_DEADLINE_SECONDS = 240.0
 
 @dataclass(slots=True)
 class Story:
-    """What happened.
+    """The events and measurements of the DAGs' runs.
 
     Attributes:
         stage: Where.
@@ -173,7 +173,7 @@ class Story:
         return [ended_at for ended_at in ends if ended_at is not None]
 
     def settled(self) -> list[str]:
-        """What the keepers logged when they had settled their messages."""
+        """The keepers' log lines about settled messages."""
         return [line.text for line in self.stage.log_lines(KEEPER, "Settled:", dag_id="kept")]
 
     def finish(self) -> None:

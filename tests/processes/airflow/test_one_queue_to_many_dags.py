@@ -45,13 +45,13 @@ TEMPLATE = "{{ 6 * 7 }} {{ var.value.secret }} {% for one in (1, 2) %}"
 LARGE = "x" * 200_000
 
 Order = Mapping[str, Any]
-"""What a message says: its name, the kind of its run, and what that does."""
+"""The contents of a message: its name, the kind of its run, and the work of that run."""
 
 
 class Outcome(Enum):
-    """What is to become of a message."""
+    """The outcome that a message must have."""
 
-    DELETED = "deleted, and nobody else was given it"
+    DELETED = "deleted, and not given to the second consumer"
     RETURNED = "given to the second consumer"
 
 
@@ -147,7 +147,7 @@ class Scene:
         return run
 
     def instances(self, run: Run) -> dict[int, TaskState]:
-        """What waits for the runs, by map index."""
+        """The task instances that wait for the runs, by map index."""
         states = self.api.task_states(run.dag_id, run.run_id)
         return {task.map_index: task for task in states if task.task_id == "run"}
 
@@ -328,7 +328,7 @@ def test_each_message_is_deleted_or_visible_again_by_what_became_of_its_run(scen
     found = {name: Outcome.RETURNED if name in received else Outcome.DELETED for name in OUTCOMES}
     assert found == OUTCOMES
     assert {len(times) for times in received.values()} == {1}
-    # What the second consumer has is in flight for it; all else is gone.
+    # The second consumer's messages are in flight for it; all else is gone.
     assert scene.stage.left("routed") == len(received)
     report = scene.stage.report("routed", scene.runs["routed"].run_id)
     counts = Counter(OUTCOMES.values())

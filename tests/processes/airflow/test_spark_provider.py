@@ -49,7 +49,7 @@ BODIES = ('{"order_id": 1, "total": 9.5}', '{"order_id": 2}', '{"order_id": "non
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the DAGs did."""
+    """The results of the DAGs."""
 
     directory: Path
     runs: dict[str, dict[str, Any]]
@@ -61,7 +61,7 @@ class Outcome:
         return sorted(zip(table["order_id"].to_pylist(), table["total"].to_pylist(), strict=True))
 
     def files(self, dag_id: str) -> list[Path]:
-        """What lies in the workspace."""
+        """The files in the workspace."""
         return [path for path in (self.directory / dag_id / "batches").rglob("*") if path.is_file()]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of messages when a user acts on their tasks, runs and DAGs, or their processes are killed.
+"""The outcome of messages when a user acts on their tasks, runs and DAGs, or their processes are killed.
 
 The DAGs of `dags_actions/actions.py` run at the same time, each on a queue of its own that a second consumer polls.
 Each is acted on as soon as its keeper holds its messages; the tests then look at what became of them, and how fast.
@@ -56,7 +56,7 @@ class When(Enum):
 
 
 class Outcome(Enum):
-    """What became of all messages of a queue."""
+    """The outcome of all messages of a queue."""
 
     RETURNED = "the second consumer was given them"
     DELETED = "they were deleted, and the second consumer was given none"
@@ -64,7 +64,7 @@ class Outcome(Enum):
 
 
 Act = Callable[["Scene", str, str], None]
-"""What is done to a run, with the ids of its DAG and its own."""
+"""An action on a run, given the scene, and the ids of its DAG and its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Case:
     Attributes:
         dag_id: The DAG, named after what is done.
         when: When that is done.
-        act: What is done.
-        outcome: What is to become of the messages.
+        act: The action.
+        outcome: The outcome that the messages must have.
         within_seconds: How long that may take.
         not_before_seconds: How long it takes at least; for those whose keeper never arrives, from when their sensor
             had received them: it is seen later that it did.
@@ -216,7 +216,7 @@ class Scene:
         return [supervisor, process]
 
     def outcome(self, dag_id: str) -> Outcome | None:
-        """What became of all messages of a queue; None while that is open."""
+        """The outcome of all messages of a queue; None while that is open."""
         with_others, left = len(self.stage.received_by_others(dag_id)), self.stage.left(dag_id)
         if dag_id == "run_cleared":
             return Outcome.SHARED if with_others == left else None

@@ -105,7 +105,7 @@ class StayingPlugin(AirflowPlugin):
     listeners = [Staying()]
 """
 """A plugin: the process of a task of `failing` lives until its message was received, and so long Airflow itself takes
-the task for running. What comes back meanwhile does so because the task's process told of its failure."""
+the task for running. Messages come back meanwhile only because the task's process told of its failure."""
 
 
 class Running:
@@ -276,7 +276,7 @@ def test_a_lease_that_lapsed_fails_the_run_where_that_was_asked_for(running: Run
 
 def test_a_callback_is_called_in_the_triggerer_when_a_lease_lapses(running: Running) -> None:
     running.ended("lost")
-    # What becomes of the lapsed lease at the end of its work is told as well, after this.
+    # The outcome of the lapsed lease at the end of its work is told as well, after this.
     notice = json.loads((running.stack.home / "lost_notice.json").read_text().splitlines()[0])
     (message,) = running.xcom("lost", "told", "return_value")
     assert (notice["lease_event"], notice["message_ids"]) == ("lapsed", [message["MessageId"]])

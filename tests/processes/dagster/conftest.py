@@ -1,4 +1,4 @@
-"""What the tests of Dagster on real processes share with the others: queues in memory."""
+"""Shared by the tests of Dagster on real processes and the others: queues in memory."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examples]:
             under_way.runs[job] = stack.api.launch(job)
         under_way.runs["customers"] = stack.api.materialize("customers")
         under_way.runs["flights"] = under_way.first_run(sensor_name="flights_backlog")
-        # What comes back when that run ends would start the next one.
+        # Messages that come back when that run ends would start the next one.
         under_way.stop("flights_backlog")
         yield under_way
 

@@ -79,11 +79,11 @@ class Running:
         self.orphans_seconds = time.time() - self.killed_at
 
     def notes(self, name: str, what: str) -> list[Note]:
-        """What the work wrote down of this kind."""
+        """The work's notes of this kind."""
         return [each for each in notes(self._evidence, name) if each.what == what]
 
     def receptions(self, name: str) -> list[Reception]:
-        """What the second consumer got, once it has all."""
+        """The messages of the second consumer, once it has all."""
         receptions = self.consumers[name].receptions
         self.await_(f"giving the messages of {name} away", lambda: len(receptions) == len(BODIES))
         return receptions
@@ -117,7 +117,7 @@ class Running:
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether a process runs; one that has ended may be there until somebody asks how."""
+    """Whether a process runs; one that has ended may be there until its parent asks for its exit code."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -157,7 +157,7 @@ def test_no_other_consumer_gets_a_message_while_several_steps_work_for_several_v
     (received,), (worked,) = running.notes("long", "received"), running.notes("long", "worked")
     assert worked.at - received.at > 2 * VISIBILITY_SECONDS
     assert worked.pid != received.pid
-    # Both steps had both messages, and nobody received them in between.
+    # Both steps had both messages, and no other consumer received them in between.
     assert received.details["counts"] == worked.details["counts"] == [1, 1]
     assert running.consumers["long"].receptions == []
     assert running.left("long") == 0

@@ -55,12 +55,12 @@ MESSAGES: Mapping[str, Sequence[str]] = {
 }
 
 JOBS = ("step_terminated", "step_killed", "orphaned")
-"""What is a job with a process for each step; the others are assets, which the process of their run works on."""
+"""Jobs with a process for each step; the others are assets, which the process of their run works on."""
 
 BODIES = {body for bodies in MESSAGES.values() for body in bodies}
 
 NOBODY_ELSE = ("retried", "resumed")
-"""Whose messages a second consumer would take away from it."""
+"""Queues without a second consumer, which would take their messages away."""
 
 on_each_database = pytest.mark.parametrize("running", DAGSTER_DATABASES, indirect=True)
 
@@ -74,7 +74,7 @@ class Running:
         stack: Dagster.
         server: The SQS server.
         evidence: Where the work leaves its notes.
-        prefix: What the names of the queues begin with.
+        prefix: The beginning of the names of the queues.
     """
 
     def __init__(self, stack: DagsterStack, server: SqsServer, evidence: Path, prefix: str) -> None:
@@ -166,7 +166,7 @@ class Running:
         return self.stack.wait_for_run(self.runs[name], DEADLINE_SECONDS)
 
     def notes(self, name: str, what: str) -> list[Note]:
-        """What the work wrote down of this kind."""
+        """The work's notes of this kind."""
         return [each for each in notes(self._evidence, name) if each.what == what]
 
     def note(self, name: str, what: str) -> Note:
@@ -202,7 +202,7 @@ class Running:
         return [event for event in self.stack.api.events(self.runs[name]) if event.event_type == "STEP_FAILURE"]
 
     def observed(self, name: str) -> Mapping[str, Any]:
-        """What was observed of an asset when its step had ended."""
+        """The observation of an asset when its step had ended."""
         events = self.stack.api.events(self.runs[name])
         (found,) = (event for event in events if event.event_type == "ASSET_OBSERVATION")
         return found.metadata
@@ -234,7 +234,7 @@ def running(
                 DEFINITIONS,
                 environment,
                 database_url=url,
-                # Nobody looks at how it stops.
+                # No test looks at its stop.
                 stop_grace_seconds=0,
             )
         )

@@ -1,4 +1,4 @@
-"""What an executor's run leaves is worked on by the run with which Dagster's daemon repeats it: on real processes."""
+"""Dagster's daemon repeats an executor's run, and the second run works on the rest: on real processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A program with leases that publishes what they do: `python program.py GATE`.
 
 Of the queue `program-orders` it fails one message that begins with `bad`, and ends the block when the gate is there. On
-`program-late` and `program-lost` it stands still until somebody lets it go on, which is after the lease has ended.
+`program-late` and `program-lost` it stands still until the test lets it go on, which is after the lease has ended.
 """
 
 from __future__ import annotations

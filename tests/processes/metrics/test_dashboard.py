@@ -53,7 +53,7 @@ def options_of_the_stack() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What Prometheus answered: the samples of each expression while batches were held, and after their end."""
+    """The answers of Prometheus: the samples of each expression while batches were held, and after their end."""
 
     answers: dict[str, dict[str, list[Sample]]]
     names: set[str]
@@ -116,7 +116,7 @@ class Story:
         )
 
     def _let_the_leases_end(self, program: ServerProcess) -> None:
-        """Twice the program stands still until its message is visible again; somebody else takes the second one."""
+        """Twice the program stands still until its message is visible again; another consumer takes the second one."""
         stopped = psutil.Process(program.pid)
         for queue in ("program-late", "program-lost"):
             url = self._sqs.get_queue_url(QueueName=queue)["QueueUrl"]

@@ -45,7 +45,7 @@ def run(
 
 
 def output_of(*command: str | Path, directory: Path, environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints; its end with an error fails the test with all that it said."""
+    """Return the output of a command; an exit code other than 0 fails the test with all that it said."""
     done = run(*command, directory=directory, environment=environment)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -69,7 +69,7 @@ class Installation:
         return self.directory / "bin" / name
 
     def output_of(self, program: str, *arguments: str) -> str:
-        """What one of its programs prints. It sees nothing of the checkout, and a home of its own."""
+        """Return the output of one of its programs. It sees nothing of the checkout, and a home of its own."""
         return output_of(
             self.command(program),
             *arguments,

@@ -56,7 +56,7 @@ def test_a_consumer_is_taken_through_all_scenarios(peer: Program, most_deletes: 
     assert failing.visible_after_seconds is not None
     assert outages == ()
     assert (held.messages, held.deliveries) == (30, 0)
-    # What was deleted before the first look is not among them.
+    # Messages that were deleted before the first look are not among them.
     assert 0 <= throughput.messages <= 30
     assert throughput.processor_seconds is not None
 

@@ -1,4 +1,4 @@
-"""What is built from the checkout, and that it installs and imports with each extra alone."""
+"""The files that are built from the checkout; they install and import with each extra alone."""
 
 from __future__ import annotations
 

@@ -46,21 +46,21 @@ RIGHTS = {
 
 @dataclass
 class Story:
-    """What was seen.
+    """Observations of the page.
 
     Attributes:
-        empty: What the page said before there was a run.
+        empty: The page's text before there was a run.
         at_work: The rows of the batches at work, by queue, each by the headings of the columns.
         dark: Colour of the page's background while Airflow is dark.
         graph: The tasks of a DAG with a lease, in Airflow's graph of a run.
         tab: The rows of the tab of a run.
-        plain_tab: What the tab of a run without a lease says.
+        plain_tab: The text of the tab of a run without a lease.
         followed: The address of Airflow's interface after a click on a run.
         seen_by_viewer: The rows that a user with read access sees.
-        seen_by_guest: What a user without any right is told.
+        seen_by_guest: The text for a user without any right.
         guest_rows: How many batches that user sees.
         ended: The rows of the batches that ended.
-        away: What the page says once the API server has ended.
+        away: The page's text once the API server has ended.
         console: Errors in the browser's console but for those answers that are refused on purpose.
         asked: The paths of all requests that the page made.
     """
@@ -156,7 +156,7 @@ class Watcher:
         size: ViewportSize = {"width": 430, "height": 932} if phone else {"width": 1500, "height": 640}
         context = self.browser.new_context(viewport=size, base_url=url or self.stack.url)
         context.set_default_timeout(LIMIT_MILLISECONDS)
-        # What Airflow remembers of the choice that a user makes in its menu.
+        # Airflow remembers a user's choice in its menu like this.
         context.add_init_script(f"localStorage.setItem('theme', '{'dark' if dark else 'light'}')")
         if user is not None:
             self.log_in(context, url, user)
@@ -239,7 +239,7 @@ class Watcher:
             expect(row_of(frame, "kept", "invoices")).to_be_visible(timeout=LIMIT_MILLISECONDS)
             self.story.seen_by_viewer = rows(frame, "kept")
         with self.window(url=self.restricted_url, user=GUEST) as window:
-            # Who may read nothing is not told of plugins either, so the menu does not have it; the files are there.
+            # A user without rights is not told of plugins either, so the menu does not have it; the files are there.
             window.goto("./sqs-lease/index.html")
             expect(window.get_by_role("alert")).to_be_visible(timeout=LIMIT_MILLISECONDS)
             self.story.seen_by_guest = window.get_by_role("alert").inner_text()

@@ -40,7 +40,7 @@ def work(stack: DagsterStack, server: SqsServer) -> None:
                 sqs.send_message(QueueUrl=url, MessageBody=body)
             done = dg.materialize([orders, *CHECKS], instance=instance, resources={"orders_queue": ORDERS_QUEUE})
             assert done.success
-            # What was given back would be in the next batch.
+            # Messages that were given back would be in the next batch.
             sqs.purge_queue(QueueUrl=url)
 
 

@@ -1,6 +1,6 @@
 """The page *SQS leases* in Chromium, with answers of Airflow's REST API that the tests make up.
 
-Its files are those that the API server gives out; nothing listens anywhere. What a real Airflow answers is tested in
+Its files are those that the API server gives out; nothing listens anywhere. A real Airflow's answers are tested in
 `test_airflow_page.py`.
 """
 
@@ -56,7 +56,7 @@ def keeper(number: int, state: str | None = "deferred", **more: Any) -> dict[str
 
 
 def status(held: int = 3, **more: Any) -> dict[str, Any]:
-    """What a keeper wrote."""
+    """Write a status as a keeper does."""
     counts = {"received": held, "held": held, "deleted": 0, "released": 0, "lost": 0, "dead_lettered": 0, "expired": 0}
     return {
         "queue_url": "https://sqs.us-east-1.amazonaws.com/123456789012/orders",

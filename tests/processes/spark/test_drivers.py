@@ -78,7 +78,7 @@ class OtherDriver:
                 env={
                     **os.environ,
                     "PYTHONPATH": f"{ROOT / 'providers'}{os.pathsep}{ROOT}",
-                    # Who is killed leaves files.
+                    # A killed process leaves files.
                     "JDK_JAVA_OPTIONS": f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={self._directory}"',
                     "TMPDIR": str(self._directory),
                 },
@@ -143,7 +143,7 @@ def test_a_driver_is_killed_and_each_message_is_in_the_table_once_all_the_same(
 
     others = place.ingest(good([3]))
 
-    # From its admission on, the batch is nobody's alone: whoever comes next finishes it.
+    # From its admission on, any driver may finish the batch: the next one does.
     was_admitted = is_in_the_table or moment == AFTER_THE_ADMISSION
     assert others.ingested == 1
     assert stored_ids(place.table) == (["m1", "m2", "m3"] if was_admitted else ["m3"])

@@ -144,7 +144,7 @@ def test_a_job_that_is_to_end_cancels_its_spark_jobs_and_stores_nothing(
 def test_the_text_of_a_parsers_error_is_not_repeated(place: Place) -> None:
     write_manifest(place.manifest, batch_id="b", queue_url="orders", messages=[message("m1", "a secret")])
     source = {"kind": "parser", "function": "tests.spark.job.careless_parser:quote", "schema": "id BIGINT"}
-    # What Spark itself logs has the whole text.
+    # Spark's own log has the whole text.
     process = place.start(*place.arguments(source=source, spark_conf={"spark.log.level": "OFF"}))
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1, said

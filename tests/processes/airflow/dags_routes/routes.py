@@ -39,7 +39,7 @@ DAG_OF_KIND = {"empty": "empty_work", "work": "real_work", "held": "held_work", 
 
 
 def run_of(message: Any) -> dict[str, Any]:
-    """What the run of a message is given."""
+    """Return the arguments of a message's run."""
     order = json.loads(message["Body"])
     return {
         "trigger_dag_id": DAG_OF_KIND[order["kind"]],

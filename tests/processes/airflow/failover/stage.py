@@ -1,4 +1,4 @@
-"""What the failover tests stand on: Airflow beside an SQS server, queues with a second consumer each, and task logs."""
+"""Shared by the failover tests: Airflow beside an SQS server, queues with a second consumer each, and task logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LogLine:
         run_id: The run.
         task_id: The task.
         at: When, in seconds since the epoch.
-        text: What it says.
+        text: Its text.
     """
 
     dag_id: str
@@ -54,7 +54,7 @@ class Stage:
     Attributes:
         stack: Airflow.
         sqs: A client of the SQS server.
-        exits: What ends with the stage.
+        exits: Ends the consumers with the stage.
         queue_urls: The queues by their names.
         consumers: The second consumers by the names of their queues.
     """

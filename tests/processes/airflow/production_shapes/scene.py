@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 KEEPER: Final = "orders_keeper"
 
 HELD: Final = ("Keeping",)
-"""What the log of a keeper's trigger says when it holds the messages."""
+"""Text in the log of a keeper's trigger that holds the messages."""
 
 LOADED_SECONDS: Final = 60.0
 """How much longer than it takes anything may take on a loaded machine."""
@@ -52,7 +52,7 @@ class Scene:
     Attributes:
         stage: Airflow and the queues.
         place: The directory of gates and starts.
-        bodies: What was sent, by queue.
+        bodies: The bodies that were sent, by queue.
         runs: The last run by DAG.
     """
 
@@ -90,11 +90,11 @@ class Scene:
         pause(self.stage.stack.processes["dag-processor"], seconds)
 
     def hold(self, dag_id: str, seconds: float) -> None:
-        """Let time pass in which nobody else is given a message, while another consumer polls."""
+        """Let time pass; a second consumer polls meanwhile, and SQS must not give it a message."""
         consumer = self.stage.consumers[dag_id]
         polls = consumer.polls
         self.pause(seconds)
-        assert consumer.polls > polls, "nobody looked"
+        assert consumer.polls > polls, "the second consumer did not poll"
 
     def wait_for_keeper(self, dag_id: str, *, since: float = 0.0) -> float:
         """Wait until the keeper's trigger holds the messages, from the triggerer that received them or taken over.

@@ -41,14 +41,14 @@ GIVEN_BACK: Final = ["long only"]
 
 @dataclass(slots=True)
 class Story:
-    """What happened.
+    """The events and measurements of the DAGs' runs.
 
     Attributes:
         scene: Where.
         killed_session: The session of the worker that was killed.
         given_back_after: How long after the kill another consumer was given the message whose work had no retry.
         failed_latencies: How long after its task failed a message was received by another consumer, in seconds.
-        seen_before_failing: What other consumers were given before work failed by itself.
+        seen_before_failing: The messages of other consumers before work failed by itself.
         states: The states of the runs at their end, by DAG.
     """
 

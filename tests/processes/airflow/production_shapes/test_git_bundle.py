@@ -38,7 +38,7 @@ class Repository:
     """A bare git repository, and a work tree that commits to it.
 
     Attributes:
-        bare: What the DAG bundle is cloned from.
+        bare: The repository that the DAG bundle is cloned from.
         work_tree: The work tree.
     """
 
@@ -65,14 +65,14 @@ class Repository:
 
 @dataclass(slots=True)
 class Story:
-    """What happened.
+    """The events and measurements of the DAGs' runs.
 
     Attributes:
         scene: Where.
         repository: Where the DAGs are.
         runs: The run of the first version of the DAG, and that of the second.
         noticed_after: How long after the commit Airflow had the second version, in seconds.
-        seen_before_failing: What another consumer was given before work failed.
+        seen_before_failing: The messages of another consumer before work failed.
         dead_lettered: The bodies of the messages in the dead-letter queue, sorted.
         import_errors: The last line of the error of each DAG file that cannot be imported, by its name.
         states: The states of runs at their end: by their ids, or by DAG for those of one run.
@@ -141,7 +141,7 @@ class Story:
         refused = {"filter_in_dag_file.py", "on_lost_in_dag_file.py"}
         here.wait_until(lambda: here.api.import_errors().keys() >= refused, "done with files that are refused")
         self.import_errors = {name: trace.strip().splitlines()[-1] for name, trace in here.api.import_errors().items()}
-        # Nobody else polls this one: whether its message is left visible is the question.
+        # No second consumer polls this one: the test asks whether its message is left visible.
         here.stage.send_bodies(UNFILTERED, ["good unfiltered"])
         # Not wait_for_dag(): files that are refused, on purpose, may be parsed before these.
         here.wait_until(lambda: self._has_dags(UNFILTERED, BESIDE), "done with the files beside them")
@@ -186,7 +186,7 @@ def test_messages_of_a_run_are_settled_by_the_rules_of_its_own_version(story: St
     assert [story.states[run_id] for run_id in story.runs] == ["failed", "failed"]
     assert here.received_by_others(DAG_ID) == ["bad api second", "bad first"]
     assert story.dead_lettered == ["bad api first", "bad second"]
-    # What another consumer has; everything else was deleted.
+    # Another consumer has these; everything else was deleted.
     assert here.stage.left(DAG_ID) == 2
     for run_id in story.runs:
         report = here.stage.report(DAG_ID, run_id)

@@ -41,7 +41,7 @@ QUEUES: Final = {"queued": "queued", "late_keeper": "late_keeper", "late": "late
 
 @dataclass(slots=True)
 class Story:
-    """What happened.
+    """The events and measurements of the DAGs' runs.
 
     Attributes:
         scene: Where.
@@ -50,7 +50,7 @@ class Story:
         taken_late: How many messages were in flight then whose watcher had no triggerer.
         begun_after: How long after their triggerer's start the late keepers held their messages, in seconds, by DAG.
         takeover_seconds: How long after the first triggerer was killed the other one of its queue held the messages.
-        seen_before_failing: What other consumers were given before work failed, by queue.
+        seen_before_failing: The messages of other consumers before work failed, by queue.
         failed_latencies: How long after its task failed a message was received by another consumer, in seconds.
         states: The states of the runs at their end, by DAG.
     """

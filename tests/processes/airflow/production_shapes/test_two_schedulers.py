@@ -35,14 +35,14 @@ BODIES: Final = ["good 1", "good 2", "good 3", "bad 1", "bad 2", "bad 3", "long 
 
 @dataclass(slots=True)
 class Story:
-    """What happened.
+    """The events and measurements of the DAG's run.
 
     Attributes:
         scene: Where.
-        balancer: What stands before the API servers.
+        balancer: The load balancer before the API servers.
         lost: The messages whose work died with its scheduler.
         again_after: How long after that the last of their tasks had begun again, in seconds.
-        seen_before_failing: What another consumer was given before work failed by itself.
+        seen_before_failing: The messages of another consumer before work failed by itself.
         failed_latencies: How long after its task failed a message was received by another consumer, in seconds.
         state: The state of the run at its end.
     """

@@ -1,4 +1,4 @@
-"""What the recipes do, each run by `dag.test()` on queues in memory. test_recipes.py runs this file beside them."""
+"""Checks of the recipes: `dag.test()` runs each on queues in memory. test_recipes.py runs this file beside them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Job(BaseOperator):
 
 
 def body_of(message: Any) -> Any:
-    """What the job of a message is given."""
+    """Return the argument of a message's job."""
     return message["Body"]
 
 

@@ -31,8 +31,8 @@ class Engine:
     """Where drivers find a running engine.
 
     Attributes:
-        address: What a session is built with: a master's address or that of a Connect server.
-        processes: What it consists of.
+        address: The address that sessions use: that of a master or of a Connect server.
+        processes: Its processes.
         directory: For logs.
     """
 
@@ -67,7 +67,7 @@ class Driver:
     engine: Engine
 
     def results(self) -> list[dict[str, Any]]:
-        """What it said of each batch, when it has ended."""
+        """Return its report on each batch, when it has ended."""
         try:
             code = self.process.popen.wait(DONE_SECONDS)
             if code != 0:
@@ -94,7 +94,7 @@ class Driver:
         return next(directory.glob(pattern))
 
     def said(self) -> list[dict[str, Any]]:
-        """What it has said so far."""
+        """Return its reports so far."""
         lines = self.process.log_path.read_text().splitlines()
         return [json.loads(line[1:]) for line in lines if line.startswith("@")]
 
@@ -179,7 +179,7 @@ def connect_server(directory: Path, master: str, *, java_options: str = START_QU
 
 
 def session_settings() -> dict[str, str]:
-    """What a session on the cluster is made with."""
+    """The settings of a session on the cluster."""
     return {
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
@@ -193,7 +193,7 @@ def session_settings() -> dict[str, str]:
 
 
 def environment(java_options: str = START_QUICKLY) -> dict[str, str]:
-    """What every process gets."""
+    """The environment of every process."""
     return {
         "PATH": os.environ["PATH"],
         **{name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ},

@@ -1,4 +1,4 @@
-"""What is collected here: native Delta and Iceberg only on a Spark that their jars support."""
+"""The selection of tests here: native Delta and Iceberg only on a Spark that their jars support."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the page define, and the one of the page of all sinks that is about the ledger."""
+    """The names that the blocks of the page define, and the block about the ledger of the page of all sinks."""
     defined: dict[str, Any] = {}
     (given_up,) = (block for block in blocks(ROOT / "docs" / "spark-sinks.md") if "Ledger(" in block)
     for block in (*blocks(ROOT / "docs" / "sink-delta.md"), given_up):

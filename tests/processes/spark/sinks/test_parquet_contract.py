@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """What a reader sees; the columns of all files, as with Spark's ``mergeSchema``."""
+    """Read as a reader does; the columns of all files, as with Spark's ``mergeSchema``."""
     data = pds.dataset(path, format="parquet", partitioning="hive")
     schema = pa.unify_schemas([fragment.physical_schema for fragment in data.get_fragments()] or [pa.schema([])])
     rows: list[dict[str, Any]] = data.replace_schema(schema).to_table().to_pylist(maps_as_pydicts="strict")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the pages define."""
+    """The names that the blocks of the pages define."""
     defined: dict[str, Any] = {}
     for page in ("sink-postgres.md", "sink-parquet.md"):
         for block in blocks(ROOT / "docs" / page):

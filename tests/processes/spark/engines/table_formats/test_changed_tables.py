@@ -1,4 +1,4 @@
-"""Somebody changes a table that Spark writes while a batch is on its way: no row is bent, no batch stops the table."""
+"""A user changes a table that Spark writes while a batch is on its way: no row is bent, no batch stops the table."""
 
 from __future__ import annotations
 

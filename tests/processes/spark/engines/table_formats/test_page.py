@@ -15,7 +15,7 @@ from tests.spark.samples import message
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the blocks of the page define."""
+    """Run the blocks of the page, and return the names that they define."""
     defined: dict[str, Any] = {}
     page = (ROOT / "docs" / "sink-native.md").read_text()
     for block in page.split("```python\n")[1:]:

@@ -166,7 +166,7 @@ def test_the_rows_stay_when_what_was_staged_is_removed_and_the_table_is_tidied_u
 def test_rows_that_waited_for_long_are_not_tidied_up_before_the_table_names_them(lake: Lake) -> None:
     lake.load(1)
     with (
-        # Otherwise VACUUM commits what it did, and the batch is written anew after that.
+        # Otherwise VACUUM commits its own work, and the batch is written again after that.
         session_settings(lake.spark, {"spark.databricks.delta.vacuum.logging.enabled": "false"}),
         before_first(StagedParquet, "put_into", lambda file, _: os.utime(file.path, (0, 0))),
         after_first(StagedParquet, "put_into", lambda: lake.change(TIDYING_UP[lake.kind])),
