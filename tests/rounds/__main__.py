@@ -138,7 +138,7 @@ class Rounds:
             self._stop.set()
 
     def _on_one_stack(self, host: Host, seeds: SimpleQueue[int], directory: Path) -> None:
-        """Play on a stack until all is played, or a round broke a rule: nobody knows in what state that left it."""
+        """Play on a stack until all is played, or a round broke a rule: then the state of the stack is unknown."""
         with stack(host, directory) as running:
             player = Player(running, self._stop)
             while not self._stop.is_set():

@@ -261,7 +261,7 @@ def block_of_run(
     """A run as a block, from the reception of its messages to the end of their keeper.
 
     Args:
-        name: What findings call it.
+        name: Its name in findings.
         received_at: When the messages were handed on.
         messages: The messages, as the tasks got them.
         worked: The other tasks of the run: id, map index, state, when they ended, and what they returned.
@@ -314,7 +314,7 @@ class AirflowHost:
         return _crew(ground)
 
     def table(self, disk: Path) -> list[Done]:
-        """What the tasks wrote."""
+        """The rows that the tasks wrote."""
         return [Done(line["id"], line["at"]) for file in disk.glob("*/*.jsonl") for line in read_lines(file)]
 
     def forget(self, disk: Path) -> None:

@@ -26,7 +26,7 @@ LONGEST_TIMEOUT_SECONDS: Final = 900
 """The ceiling of the policy."""
 
 GONE: Final = frozenset({Kind.KILL, Kind.STOP, Kind.MEMORY})
-"""During these, a worker's process is gone, for somebody who waits for a sign of life."""
+"""During these, a worker's process is gone for another one that waits for a sign of life."""
 
 ENDED: Final = frozenset({Kind.KILL, Kind.DATABASE})
 """After these, a process is started again, or finds its way back."""
@@ -43,7 +43,7 @@ LONGEST_WAY_SECONDS: Final = 30.0
 
 
 class Rule(Enum):
-    """What always holds."""
+    """The rules that always hold."""
 
     LOST = "a message is lost"
     TWICE = "a message is in the table twice"
@@ -63,7 +63,7 @@ class Finding:
     """A rule that was broken.
 
     Attributes:
-        rule: Which.
+        rule: The rule.
         text: How, with the message and the times.
     """
 
@@ -76,7 +76,7 @@ class Window:
     """When something was wrong.
 
     Attributes:
-        kind: What; None is the machine itself, which let nobody work.
+        kind: The fault; None is the machine itself, which let no process work.
         worker: Whom it hit; None is all of them.
         began_at: From when.
         ended_at: Until when.
@@ -107,7 +107,7 @@ class Block:
     """Work on a batch: one `with` statement of a worker, by its own notes, or one run of an orchestrator, by its word.
 
     Attributes:
-        worker: Whose, or which run.
+        worker: The worker, or the run.
         ids: The messages that it was given.
         began_at: When it was entered.
         ended_at: When it was left, or its process died.
@@ -149,14 +149,14 @@ class Evidence:
         blocks: The workers' blocks.
         table: The table's rows.
         dead_letters: How often each message, by its number, is in the dead-letter queue.
-        windows: What was wrong, and when.
+        windows: The faults, and their times.
         each_once: Whether the host promises that the table has each message once.
         in_order: Whether the queue is a FIFO queue.
         left: How many messages the queue still had when the round was given up.
         deaths: The workers that ended by themselves, and how.
         takeover: How leases come from a process that is gone to another one; None where they do not.
         passed_on_seconds: By how much a process extends a batch that it passes on; 0 where none is passed on.
-        beliefs: What the holders believed about their leases, in the order of time.
+        beliefs: The holders' beliefs about their leases, in the order of time.
     """
 
     sent: Mapping[str, Work]
@@ -213,7 +213,7 @@ def _lost(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]) -> Iter
         deletes = [entry for entry in by_message.get(message_id, ()) if entry.kind == "delete" and entry.acted]
         is_dead = evidence.dead_letters.get(work.number, 0) > 0
         if not deletes and not is_dead and not evidence.left:
-            yield Finding(Rule.LOST, f"{message_id}: the queue is empty, and nobody deleted it")
+            yield Finding(Rule.LOST, f"{message_id}: the queue is empty, and no worker deleted it")
         for delete in deletes:
             before = [row for row in rows[message_id] if row.at is None or row.at <= delete.answered_at]
             if not before and not is_dead:
@@ -358,7 +358,7 @@ def _double_holders(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]
 
 
 def _away(evidence: Evidence, worker: str) -> list[tuple[float, float]]:
-    """When a worker, or its service, or whoever was to take over from it, was away."""
+    """The times when a worker, or its service, or the one that was to take over from it, was away."""
     away = [
         (window.began_at, window.ended_at)
         for window in evidence.windows
@@ -372,7 +372,7 @@ def _away(evidence: Evidence, worker: str) -> list[tuple[float, float]]:
 
 
 def _gone(windows: Iterable[Window], takeover: Takeover, worker: str) -> list[tuple[float, float]]:
-    """When nobody had the leases of a worker yet, because it was gone for so long that another one takes them over."""
+    """The times when a worker was gone for so long that another one takes its leases over, and had not done so yet."""
     merged: list[Window] = []
     for window in sorted(windows, key=lambda each: each.began_at):
         if not (window.kind is None or window.kind in GONE) or window.worker not in {None, worker}:
@@ -471,7 +471,7 @@ def _after_the_end(evidence: Evidence, by_message: Mapping[str, Sequence[Entry]]
             if entry.is_release and entry.reception < newest and not _raced(evidence.windows, entry):
                 yield Finding(
                     Rule.AFTER_THE_END,
-                    f"{message_id}: {entry.worker} released it at {entry.asked_at:.3f}, when somebody else had it",
+                    f"{message_id}: {entry.worker} released it at {entry.asked_at:.3f}, when another consumer had it",
                 )
             if entry.acted and (entry.kind == "delete" or entry.is_release):
                 settled.setdefault(entry.reception, entry)

@@ -24,7 +24,7 @@ What = Literal["holds", "extends", "settles", "ended", "writes", "takes"]
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What one holder believed about one lease from a moment on. Times are by the machine's monotonic clock.
+    """The belief of one holder about one lease from a moment on. Times are by the machine's monotonic clock.
 
     Attributes:
         holder: The process and its ledger.
@@ -51,7 +51,7 @@ class Belief:
 def read_beliefs(directory: Path, ledger: Ledger, since: float) -> list[Belief]:
     """Read what the processes of a stack recorded since a moment, in the order of time.
 
-    What was written down before that moment counts, too: a batch of now must not take a lease of another batch of then.
+    Lines from before that moment count, too: a batch of now must not take a lease of another batch of then.
     """
     lines = (line for file in directory.glob("*.jsonl") for line in read_lines(file))
     beliefs = [

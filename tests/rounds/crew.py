@@ -1,4 +1,4 @@
-"""Who works on a stack: what faults hit, what is known of it from outside, and the consumers of the smaller hosts."""
+"""The workers on a stack: what faults hit, what is known of it from outside, and consumers of the smaller hosts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FIFO_SUFFIX: Final = ".fifo"
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a host finds.
+    """The surroundings of a host.
 
     Attributes:
         directory: For logs and notes.
         server: The SQS server.
-        proxy: What stands before it.
+        proxy: The proxy before it.
         ledger: Where the gates write down what goes through them.
         disk: The disk for the table.
         queue: The name of the queue.
@@ -74,7 +74,7 @@ class Crew(Protocol):
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """What faults hit, by number."""
+        """The workers that faults hit, by number."""
 
     def is_idle(self) -> bool:
         """Whether all of them are up, and none has messages."""

@@ -1,4 +1,4 @@
-"""What runs in the rounds on Dagster: a job with a lease of its own, and one whose run worker holds its batch.
+"""Definitions of the rounds on Dagster: a job with a lease of its own, and one with the batch of its run worker.
 
 Each is started by a backlog sensor; both take from one queue. Dagster reads the annotations of ops, so there are no
 postponed ones here.
@@ -31,7 +31,7 @@ WAIT_SECONDS: Final = 2
 
 
 class LeaseEndedError(Exception):
-    """What the lease says of itself: not all messages were deleted while it lasted."""
+    """The lease's report as an error: not all messages were deleted while it lasted."""
 
 
 def work_on(message: Message) -> tuple[str, ...] | None:
@@ -57,7 +57,7 @@ def enter(kind: str, context: dg.OpExecutionContext, holder: int, batch: LeasedB
 
 
 def told(batch: LeasedBatch) -> Exception | None:
-    """What the metadata of the step say: whether anybody else may have had a message."""
+    """Return the report of the step's metadata: whether another consumer may have had a message."""
     report = batch.report()
     return LeaseEndedError() if report.lost + report.late + report.uncertain + report.failed + report.held else None
 

@@ -60,7 +60,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 ABANDONED_SECONDS: Final = 15.0
-"""How long a run has no process, until somebody marks it as canceled, as its users have to."""
+"""How long a run has no process until a user marks it as canceled, as Dagster's users have to."""
 
 LOOK_SECONDS: Final = 2.0
 TRIES: Final = 5
@@ -257,7 +257,7 @@ def block_of_run(run: Run, events: Sequence[Event], parts: Sequence[Block], to_m
     Args:
         run: The run.
         events: Its events, whose metadata tell what became of the messages.
-        parts: What its steps worked on; a step that no note ends counts until its run worker died.
+        parts: The work of its steps; a step that no note ends counts until its run worker died.
         to_monotonic: What to add to seconds since the epoch.
     """
     first = min(parts, key=lambda part: part.began_at)
@@ -296,7 +296,7 @@ class DagsterHost:
         return _crew(ground)
 
     def table(self, disk: Path) -> list[Done]:
-        """What the runs wrote."""
+        """The rows that the runs wrote."""
         return [Done(line["id"], line["at"]) for file in disk.glob("table/*.jsonl") for line in read_lines(file)]
 
     def forget(self, disk: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a round is made of: messages, and faults with their moments, all drawn from one seed."""
+"""The draw of a round: messages, and faults with their moments, all from one seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDINARY_FAULTS: Final = (1, 2, 2, 3)
 
 
 class Kind(Enum):
-    """What goes wrong."""
+    """A kind of fault."""
 
     KILL = "kill -9"
     STOP = "SIGSTOP"
@@ -41,7 +41,7 @@ class Fault:
     """One fault of a round.
 
     Attributes:
-        kind: What goes wrong.
+        kind: Its kind.
         worker: The number of the worker that it hits; all share a disk and a database.
         starts_after_seconds: When, after the messages were sent.
         lasts_seconds: For how long; after a kill, until the worker is started again.
@@ -82,12 +82,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a host allows.
+    """The limits of a host.
 
     Attributes:
         name: The host.
         workers: How many workers it has.
-        faults: What can be done to it.
+        faults: The faults that it can have.
         visibility_seconds: The visibility timeouts to draw from.
         messages: The least and the most messages.
         work_seconds: The shortest and the longest work on a message.
@@ -116,10 +116,10 @@ class Plan:
 
     Attributes:
         host: Where it runs.
-        seed: What it was drawn from.
+        seed: The seed that it was drawn from.
         visibility_seconds: The queue's visibility timeout.
-        messages: What is sent.
-        faults: What goes wrong, in the order of their starts.
+        messages: The messages that are sent.
+        faults: The faults, in the order of their starts.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""What each fault does to a worker, to its way to the queue, or to what all share; and how it is undone."""
+"""The effect of each fault on a worker, on its way to the queue, or on things that all share; and how it is undone."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Place:
     """Where faults happen.
 
     Attributes:
-        workers: What is hit, by number.
-        proxy: What their gates belong to.
+        workers: The workers that are hit, by number.
+        proxy: The proxy that their gates belong to.
         disk: The disk that the table is on.
         restart_database: Ends the database at once and starts it again; does nothing where there is none.
     """
@@ -55,7 +55,7 @@ def begin(place: Place, fault: Fault) -> Callable[[], None]:
     """Begin a fault.
 
     Returns:
-        What ends it; may be called in any order with those of other faults.
+        A function that ends it; may be called in any order with those of other faults.
     """
     worker = place.workers[fault.worker]
     gate, strength = worker.gate, fault.strength

@@ -1,8 +1,8 @@
 """A worker's way to the SQS server, which a round makes slow, narrow, unreliable, or closes; it keeps the ledger.
 
-It answers as AWS does where the server behind it does not: on AWS, a delete by the handle of a lease that somebody else
-has now is answered with success and deletes nothing. So who does not notice by itself that its lease ended learns
-nothing from the service either.
+It answers as AWS does where the server behind it does not: on AWS, a delete by the handle of a lease that another
+worker has now is answered with success and deletes nothing. So a worker that does not notice by itself that its lease
+ended learns nothing from the service either.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class FaultyGate(Gate):
     """The gate of one worker. The fields are set by faults, from another thread.
 
     Attributes:
-        worker: Whose gate it is.
+        worker: The worker behind the gate.
         ledger: Where calls are written down.
-        random: Which calls a fault hits.
-        is_silent: Nobody answers, and connections stay open.
+        random: Chooses the calls that a fault hits.
+        is_silent: Calls get no answer, and connections stay open.
         latency_seconds: How long a call takes more, at most.
         lost_share: Of so many calls of one, the connection is torn when they were carried out.
         error_share: So many calls of one are answered with 500 when they were carried out, or 503 when they were not.
-        calls_a_second: What is more is throttled; None is no limit.
+        calls_a_second: How many calls go through; more are throttled. None: all of them.
         stale_deletes_succeed: Whether a delete by a handle that has no power any more is answered with success.
     """
 
@@ -96,7 +96,7 @@ def error_answer(status: int, code: str, text: str) -> Answer:
 
 
 def as_on_aws(call: Call, answer: Answer) -> Answer:
-    """What a standard queue on AWS answers, where the server refuses a delete by a superseded handle."""
+    """Turn the server's refusal of a delete by a superseded handle into the answer of a standard queue on AWS."""
     if call.operation not in DELETES:
         return answer
     if answer.status >= 400:

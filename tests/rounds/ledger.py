@@ -17,13 +17,13 @@ Kind = Literal["receive", "change", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one call did to one message. Times are in seconds of the machine's monotonic clock.
+    """The effect of one call on one message. Times are in seconds of the machine's monotonic clock.
 
     Attributes:
-        worker: Whose call it was.
+        worker: The caller.
         kind: A receive, a change of the visibility timeout (a release sets it to 0), or a delete.
-        message_id: Which message.
-        reception: The number of its reception, which stands for the receipt handle; 0 if nobody was given it.
+        message_id: The message.
+        reception: The number of its reception, which stands for the receipt handle; 0 if it was not given out.
         asked_at: When the call reached the proxy.
         answered_at: When the service had answered it.
         timeout_seconds: The visibility timeout that the call set; 0 for a delete.
@@ -49,7 +49,7 @@ class Ledger:
     """All entries of one stack, in the order of their answers.
 
     Attributes:
-        entries: What was noted; only ever appended to, by the proxy.
+        entries: The entries; only ever appended to, by the proxy.
         visibility_seconds: The queue's visibility timeout, with which receives hide messages that ask for no other.
         deletes_under_way: How many deletes the service may have done that are not noted yet.
     """
@@ -72,10 +72,10 @@ class Ledger:
         """Write down a call that the service carried out, or refused for some messages.
 
         Args:
-            worker: Whose call it was.
+            worker: The caller.
             operation: The operation of the API.
             request: Its parameters.
-            answer: What the service answered with the status 200; empty where it refused the whole call.
+            answer: The service's answer with the status 200; empty where it refused the whole call.
             times: When the call came, and when it was answered.
         """
         if operation == "ReceiveMessage":

@@ -1,4 +1,4 @@
-"""What a worker notes: a file of JSON, one line for each moment, by the machine's monotonic clock."""
+"""The notes of a worker: a file of JSON, one line for each moment, by the machine's monotonic clock."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TRAITS: Final = Traits(
 
 
 FORMS: Final = ("blocking", "asynchronous", "consumer")
-"""What each worker is, by its number."""
+"""The form of each worker, by its number."""
 
 FIFO_TRAITS: Final = replace(TRAITS, name="fifo", groups=4)
 
@@ -64,7 +64,7 @@ class PlainHost:
         )
 
     def table(self, disk: Path) -> list[Done]:
-        """What the processes wrote."""
+        """The rows that the processes wrote."""
         return [Done(line["id"], line["at"]) for file in disk.glob("*/*.jsonl") for line in read_lines(file)]
 
     def forget(self, disk: Path) -> None:

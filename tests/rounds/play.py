@@ -34,10 +34,10 @@ ENDS_PROCESSES: Final = frozenset({Kind.MEMORY, Kind.DISK, Kind.DATABASE})
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of a round.
+    """The result of a round.
 
     Attributes:
-        plan: What was drawn.
+        plan: The plan that was drawn.
         findings: The rules that were broken.
         seconds: How long it took.
         evidence: All that is known of it.
@@ -129,7 +129,7 @@ class Player:
     def _begin(self, fault: Fault) -> None:
         worker = self._stack.place.workers[fault.worker]
         if fault.kind in OF_PROCESSES and not worker.is_running:
-            # Another fault has ended it, or nobody works just now.
+            # Another fault has ended it, or it does not run just now.
             return
         began_at = monotonic()
         self._happened.append(fault)

@@ -1,4 +1,4 @@
-"""What a run of many rounds has behind it, in a file that is written after each: a run that was cut off goes on."""
+"""The rounds of a long run so far, in a file that is written after each: a run that was cut off goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_SEED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """What is kept of a round.
+    """The summary of a round.
 
     Attributes:
         seed: Its seed.
@@ -42,7 +42,7 @@ class RoundSummary:
 
     @classmethod
     def of(cls, played: Round, workers: int) -> RoundSummary:
-        """What is kept of a round that was played by so many workers."""
+        """Sum up a round that was played by so many workers."""
         starved = sum(
             (window.ended_at - window.began_at) * (workers if window.worker is None else 1)
             for window in played.evidence.windows
@@ -62,7 +62,7 @@ class RoundSummary:
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> RoundSummary:
-        """What was kept of a round, as JSON has it."""
+        """Read the summary of a round, as JSON has it."""
         findings = [(rule, text) for rule, text in stored.pop("findings")]
         return cls(**stored, findings=findings)
 
@@ -117,7 +117,7 @@ class Run:
         unfinished.replace(self.path)
 
     def table(self) -> Iterator[str]:
-        """What came of it, for people: a line for each host, and one for each kind of fault."""
+        """Show the results to people: a line for each host, and one for each kind of fault."""
         columns = ("rounds", 6), ("failed", 6), ("messages", 8), ("receptions", 10), ("seconds", 8), ("starved", 8)
         yield f"{'host':<13} " + " ".join(f"{name:>{width}}" for name, width in columns)
         for host, played in self.kept.items():

@@ -43,7 +43,7 @@ class SparkHost:
     """Drivers with a local Spark each.
 
     Attributes:
-        table_format: What the table is.
+        table_format: The format of the table.
     """
 
     table_format: Literal["delta", "parquet"]

@@ -30,11 +30,11 @@ MAX_RECEIVE_COUNT: Final = 1000
 
 
 class Host(Protocol):
-    """What rounds run on."""
+    """A host that rounds run on."""
 
     @property
     def traits(self) -> Traits:
-        """What it allows."""
+        """Its limits."""
 
     @property
     def each_once(self) -> bool:

@@ -1,6 +1,6 @@
 """When the machine lets a worker wait for a processor: a lease that lapses then says nothing about the package.
 
-Linux tells how long each thread could run and did not. That is no excuse for a process that keeps itself busy, or
+Linux tells how long each thread could run and did not. That does not excuse a process that keeps itself busy, or
 waits for a lock of its own.
 """
 
@@ -18,12 +18,12 @@ from tests.rounds.workers import Worker
 
 LOOK_SECONDS: Final = 0.25
 STARVED_SHARE: Final = 0.5
-"""Whose threads waited together for this share of the time was away."""
+"""A process was away if its threads together waited for this share of the time."""
 
 
 @contextmanager
 def starvation(workers: Sequence[Worker], server_pid: int, proxy_thread: int | None) -> Iterator[list[Window]]:
-    """Note when somebody waited for a processor, until the block ends.
+    """Note when a worker or the server waited for a processor, until the block ends.
 
     Args:
         workers: Each is noted for itself.

@@ -1,4 +1,4 @@
-"""What Airflow says of a run, as a block that the auditor judges."""
+"""Airflow's data about a run, as a block that the auditor judges."""
 
 from __future__ import annotations
 

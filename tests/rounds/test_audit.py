@@ -243,7 +243,7 @@ def test_messages_behind_a_failed_one_of_their_group_are_held_no_longer_either()
     assert Rule.DOUBLE_HOLDER in rules(audit(replace(evidence, sent=other_group)))
 
 
-# A run of an orchestrator has a message, whose lease A lets lapse at 30 s; B receives it for somebody else.
+# A run of an orchestrator has a message, whose lease A lets lapse at 30 s; B receives it for a later run.
 RUN = Block("run", frozenset({"m"}), 0.5, 60.0, is_green=False, receive_counts={"m": 1})
 HANDED_ON = replace(
     GOOD,
@@ -261,7 +261,7 @@ HANDED_ON = replace(
         ([Window(Kind.KILL, A, 19.0, 20.0)], True),  # taken over at 34 s at the latest
         ([Window(Kind.KILL, A, 10.0, 11.0)], False),  # taken over at 25 s at the latest
         ([Window(Kind.KILL, B, 19.0, 20.0)], False),
-        ([Window(Kind.STOP, A, 19.0, 21.0)], False),  # nobody noticed
+        ([Window(Kind.STOP, A, 19.0, 21.0)], False),  # not noticed
         ([Window(Kind.STOP, A, 19.0, 25.0)], True),
         ([Window(Kind.STOP, A, 19.0, 21.0), Window(None, A, 21.0, 23.5)], True),
         ([Window(Kind.KILL, A, 10.0, 11.0), Window(Kind.CUT, B, 24.0, 28.0)], True),  # too late for B

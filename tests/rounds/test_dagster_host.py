@@ -1,4 +1,4 @@
-"""What Dagster and the steps of a run say of its lease, as a block that the auditor judges."""
+"""The lease of a run by the data of Dagster and of its steps, as a block that the auditor judges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What faults hit: the processes of a host, above all those that consume, each with a gate to the queue and notes."""
+"""The targets of faults: the processes of a host, above all its consumers, each with a gate to the queue and notes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Worker(Protocol):
 
     @property
     def name(self) -> str:
-        """What gate, notes and findings call it."""
+        """Its name for gate, notes and findings."""
 
     @property
     def gate(self) -> FaultyGate:
@@ -79,7 +79,7 @@ class Consumer:
     """A worker with one process, which consumes: a program that writes notes.
 
     Attributes:
-        name: What gate, notes and findings call it.
+        name: Its name for gate, notes and findings.
         gate: Its way to the queue.
         command: The program and its arguments, but for the notes' path, which comes last.
         environment: Its environment, but for what makes its clock.
@@ -178,7 +178,7 @@ def blocks_in(notes: Path, worker: str, since: float, died_at: float) -> Iterato
 
     Args:
         notes: The file.
-        worker: Whose process it was.
+        worker: The worker of the process.
         since: Blocks that were entered before are left out.
         died_at: When a block ended that the process did not leave.
     """

@@ -34,7 +34,7 @@ def work_on(message: dict[str, Any]) -> str:
     """Work on a message as it says, and write its row if it is good.
 
     Returns:
-        What it is: good, flaky (as long as it was received once), or poison.
+        Its kind: good, flaky (as long as it was received once), or poison.
     """
     order = json.loads(message["Body"])
     Event().wait(order["seconds"])
@@ -71,7 +71,7 @@ def load(messages: list[dict[str, Any]]) -> dict[str, Any]:
     kinds = {message["MessageId"]: work_on(message) for message in messages}
     if "flaky" in kinds.values() and get_current_context()["ti"].try_number == 1:
         raise RuntimeError("the next try will succeed")
-    # What is still flaky in the second try comes again, or is a dead letter.
+    # A message that is still flaky in the second try comes again, or is a dead letter.
     failed = [message_id for message_id, kind in kinds.items() if kind != "good"]
     return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
