@@ -1,4 +1,4 @@
-"""What is checked of the model: which faults and actions together, and with which of them each rule is missed."""
+"""The checks of the model: which faults and actions together, and with which of them each rule is missed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ RULES: Final = (
 
 
 def named(defines: Mapping[str, int]) -> str:
-    """What may happen, for people: ``1 crash, 1 mark``."""
+    """Name the things that may happen, for people: ``1 crash, 1 mark``."""
     told = [f"{count} {_WORDS[name]}{'' if count == 1 else _PLURALS[name]}" for name, count in defines.items()]
     return ", ".join(told) if told else "nothing"
 

@@ -28,7 +28,7 @@ class SearchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         states: How many different states were reached.
@@ -36,7 +36,7 @@ class Search:
         megabytes: The memory that it took.
         seconds: How long it took, without compiling.
         violation: The assertion that failed; None if every state is as it should be.
-        trail: What happened in the counterexample, a line for each step.
+        trail: The steps of the counterexample, a line for each.
     """
 
     states: int

@@ -18,23 +18,23 @@ passed on or forgotten, or when the process dies. This is checked of each in eve
    held, no container of a ledger or a driver holds anything after the next look at what is due
    (:mod:`tests.simulation.leftovers`).
 
-   Messages of a FIFO group keep their order: once a message was deleted because its work succeeded, nobody receives an
+   Messages of a FIFO group keep their order: once a message was deleted because its work succeeded, no worker gets an
    earlier one of its group any more. There is no exception.
 
 2. **Two workers hold one message at once only if the service or all who hold it were away for too long.**
-   The service gives a message out again only if it became visible. What is checked is stronger: *a lease that is held,
+   The service gives a message out again only if it became visible. The check is stronger: *a lease that is held,
    and is not being settled, is extended as the documentation says* (:mod:`tests.simulation.lease_checks`): when its
    policy says so, and after a failed call within a quarter of what is left. So where a message becomes visible while
    its lease is held, each of these calls failed: the service was away for it. Or its process was (killed, frozen, or
    not yet the one that holds it). Or the queue's call rate could not carry the calls that were due, which shows in the
    calls that were made instead.
 
-   What a holder is sure of is invisible: when the visibility timeout of a message ends, its holder knows that its
+   A message is invisible while its holder is sure of it: when its visibility timeout ends, its holder knows that the
    deadline has passed. The exceptions: the holder stood still; its calendar was behind by more than the margin; a
    superseded handle changed the visibility; a call arrived after its sender had stopped waiting for it. Two processes
    hold one lease at once only if the first stood still when the second took it over, and until it notices.
 
-   An extension never shortens a lease. What is written of a batch, and what is believed of that, is checked each time
+   An extension never shortens a lease. The text of a batch, and the beliefs from it, are checked each time
    (:mod:`tests.simulation.passing_checks`).
 
    A lease is given up as lost only if its message did become visible, or went, before. An extension that the service
@@ -54,7 +54,7 @@ passed on or forgotten, or when the process dies. This is checked of each in eve
    them is what the service did. A lease counts as deleted only if that process deleted the message by that handle. The
    exceptions: those that rule 2 makes, and a FIFO queue from which the message was gone, where the service says
    that the delete was done. It counts as uncertain if a delete of it was confirmed too late, or was refused after one
-   without an answer, and not as lost then. What was deleted or released with an answer is counted as nothing else. A
+   without an answer, and not as lost then. A message deleted or released with an answer is counted as nothing else. A
    message that was reported as deleted, or as dead-lettered, is gone. A settlement ends as failed only where the
    service refused it, or failed to carry out every one of its tries for as long as the documentation says.
 
@@ -150,12 +150,12 @@ class Checker:
             self._journal.violated("4 the table holds each message once", f"{len(rows)} rows")
 
     def _events(self, message_id: str) -> list[AuditEntry]:
-        """What happened to a message before it came to a dead-letter queue."""
+        """The events of a message before it came to a dead-letter queue."""
         return [entry for entry in self._trail.of(message_id) if entry.queue_url not in self._dead_letter_urls]
 
     def _check_events(self, message_id: str, *, in_dead_letter_queue: bool) -> None:
         newest = ""
-        meddled_with: set[str] = set()  # handles under which it was held when somebody who had held it before acted
+        meddled_with: set[str] = set()  # handles under which it was held when an earlier holder acted
         for entry in self._events(message_id):
             match entry.kind:
                 case AuditKind.RECEIVED:
@@ -225,7 +225,7 @@ class Checker:
         self._journal.violated("2 what is held is not given up", f"{receipt} by {process}", at=lost_at)
 
     def _check_count(self, process: str, record: LeaseRecord) -> None:
-        """What is counted as an outcome is what the service did with that handle for that process."""
+        """Check that an outcome is counted only if the service did it with that handle for that process."""
         if record.settled is None or record.settled_at is None:
             return
         receipt, outcome, settled_at = record.receipt, record.settled.outcome, record.settled_at
@@ -259,7 +259,7 @@ class Checker:
             and (call.ended_at < settled_at or outcome is not Outcome.LOST)
             for call in record.calls
         )
-        # What the dead-letter queue refuses is released, and has failed all the same.
+        # A message that the dead-letter queue refuses is released, and has failed all the same.
         counted = {Outcome.RELEASED, Outcome.FAILED} if isinstance(record.began, DeadLetter) else {Outcome.RELEASED}
         if released and outcome not in counted:
             self._journal.violated("5 what was released is counted so", what, at=settled_at)
@@ -336,7 +336,7 @@ class Checker:
                 self._journal.violated("5 what is released was released", what, at=record.settled_at)
 
     def _is_meddled_with(self, entry: AuditEntry) -> bool:
-        """Whether somebody's call changed the message's visibility behind its holder's back.
+        """Whether a call that the holder does not know of changed the message's visibility.
 
         Of one who held the message before, which a standard queue allows, or one that arrived after its sender had
         stopped waiting: it may shorten what a later call gave, also for the next holder.

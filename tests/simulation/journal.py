@@ -1,4 +1,4 @@
-"""What happened in a simulated schedule: the trace for people, and what the checks look up."""
+"""The events of a simulated schedule: the trace for people, and the records for the checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Violation:
 
 
 class Kind(Enum):
-    """What a call asks for."""
+    """The kind of a call."""
 
     EXTEND = "extends"
     RELEASE = "releases"
@@ -78,7 +78,7 @@ class SentCall:
         return answered and not self.is_throttled
 
     def verdict(self, receipt: Receipt) -> Verdict:
-        """What the caller heard of one entry."""
+        """The caller's verdict on one entry."""
         return Verdict.TRANSIENT if self.verdicts is None else self.verdicts[self.receipts.index(receipt)]
 
     def seconds_of(self, receipt: Receipt) -> int:
@@ -115,7 +115,7 @@ class Holding:
 
 @dataclass(slots=True)
 class LeaseRecord:
-    """What one process did and heard about one lease; times of the world, None for not yet."""
+    """The actions of one process on one lease, and the answers; times of the world, None for not yet."""
 
     receipt: Receipt
     queue_url: str = ""
@@ -251,7 +251,7 @@ class Journal:
         self.violations.append(Violation(rule, self.clock.now() if at is None else at, detail))
 
     def say(self, who: str, *what: object) -> None:
-        """A line of the trace; the parts are put together only if somebody reads it."""
+        """A line of the trace; the parts are put together only if the trace is kept."""
         if self.tracing:
             self.trace.append(f"{self.clock.now():10.3f} {who:<8} {' '.join(map(str, what))}")
 

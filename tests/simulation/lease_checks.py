@@ -1,4 +1,4 @@
-"""What a process has to do about each lease that it holds, by what it knew: when to extend it, and when to settle it.
+"""The duties of a process for each lease that it holds, by its knowledge: when to extend it, and when to settle it.
 
 The times come from the documentation (docs/how-it-works.md): a lease is extended when its policy says so, and again
 after a failed call within a quarter of what is left; a settlement is sent when it was decided, and again after pauses
@@ -240,7 +240,7 @@ class LeaseChecker:
                     deadline = min(deadline, call.sent_at + seconds)
             due = call.ended_at
             if not call.is_throttled:
-                # What is refused as a whole was certainly not carried out.
+                # A call that was refused as a whole was certainly not carried out.
                 seconds = MAX_VISIBILITY_SECONDS if call.is_refused else seconds
                 due += _extension_retry_seconds(deadline - call.ended_at, seconds)
         if due is not None and held.until > max(due, holding.at) + SLACK_SECONDS:
@@ -419,7 +419,7 @@ class LeaseChecker:
     # Batches
 
     def _check_batches(self, process: str, calls: Sequence[SentCall]) -> None:
-        """What fails together is tried again together."""
+        """Leases that fail together are tried again together."""
         after: dict[tuple[Receipt, Kind], list[int]] = {}
         for place, call in enumerate(calls):
             for receipt in call.receipts:

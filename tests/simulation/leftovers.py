@@ -1,4 +1,4 @@
-"""What keepers keep of leases that ended: nothing."""
+"""The check that keepers keep nothing of leases that ended."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def lets_policies_raise(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_an_older_reception_win(patch: pytest.MonkeyPatch) -> None:
-    """What is handed over last is taken for the newest reception."""
+    """The reception that is handed over last is taken for the newest one."""
     put = Batch._put
     puts = 0
 
@@ -356,7 +356,7 @@ def loses_what_an_unanswered_delete_deleted(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_what_expired_as_deleted(patch: pytest.MonkeyPatch) -> None:
-    """What ended by itself is counted as deleted."""
+    """A lease that ended by itself is counted as deleted."""
     end = Ledger._end
 
     def deleted(self: Ledger, entry: Entry, outcome: Outcome, detail: str = "") -> None:
@@ -382,7 +382,7 @@ def extends_what_it_adopts_by_the_policy(patch: pytest.MonkeyPatch) -> None:
 
 
 def passes_on_without_extending(patch: pytest.MonkeyPatch) -> None:
-    """Who stops holding a batch writes it down as it is."""
+    """The holder that passes a batch on writes it down as it is."""
 
     async def nothing(self: QueueDriver, receipts: Iterable[Receipt], until: float) -> None:
         """No call."""
@@ -391,7 +391,7 @@ def passes_on_without_extending(patch: pytest.MonkeyPatch) -> None:
 
 
 def writes_the_deadline_that_it_wishes(patch: pytest.MonkeyPatch) -> None:
-    """What is written is what was asked for, whether or not SQS confirmed it."""
+    """The deadline that was asked for is written, whether or not SQS confirmed it."""
     pass_on = Batch.pass_on
 
     async def wished(self: Batch, seconds: float) -> WrittenBatch:
@@ -403,7 +403,7 @@ def writes_the_deadline_that_it_wishes(patch: pytest.MonkeyPatch) -> None:
 
 
 def passes_on_and_keeps(patch: pytest.MonkeyPatch) -> None:
-    """Who stops holding a batch goes on extending it until it is dropped, and later."""
+    """The holder that passes a batch on goes on extending it until it is dropped, and later."""
     patch.setattr(Batch, "forget", lambda self: None)
 
 
@@ -418,7 +418,7 @@ def takes_no_margin_for_clocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_the_hours_of_a_wrong_clock(patch: pytest.MonkeyPatch) -> None:
-    """What a calendar says beyond a deadline makes a lease older."""
+    """A calendar's time beyond a deadline makes a lease older."""
     read = WrittenBatch._lease_now
 
     def older(self: WrittenBatch, lease: Lease, elapsed: float, now: float, *, in_doubt: bool) -> Lease:

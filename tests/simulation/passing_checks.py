@@ -1,16 +1,16 @@
-"""What must hold each time a batch is passed on or adopted: of what is written, and of what is read.
+"""The rules for each time a batch is passed on or adopted: for its text as written, and as read.
 
-2. **Who stops holding a batch extends once what lasts shorter** than asked for, and waits for the answer as long as a
+2. **The holder that passes on extends once what lasts shorter** than asked for, and waits for the answer as long as a
    call may take. Left alone is what its policy never extends, or cannot extend further.
 
-   **What is written is what the service confirmed**: each deadline is the one that the last confirmed call gave,
+   **A written deadline is one that the service confirmed**: each deadline is the one that the last confirmed call gave,
    counted from before that call; a wish is never written.
 
-   **Who adopts relies only on what has not passed its deadline.** By calendars that agree, it believes a deadline until
+   **The next holder relies on no lease after its deadline.** By calendars that agree, it believes a deadline until
    up to ``CLOCK_ERROR_SECONDS`` before its end and never beyond, and loses no more than twice that of it. One whose
    calendar is behind by ``b`` may believe a deadline for ``b`` less that margin too long, where ``b`` is less than the
    time that has passed since the write; where it is more, its calendar is before the time of writing, and it believes
-   none. What a calendar says beyond a deadline does not make a lease older.
+   none. A calendar's time beyond a deadline does not make a lease older.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_extended(journal: Journal, process: str, receipts: Iterable[Receipt], 
     Args:
         journal: Told of violations.
         process: The process.
-        receipts: What it passed on, without leases that are never extended.
+        receipts: The receipts that it passed on, without leases that are never extended.
         since: When it began.
         seconds: How long they were to last from then on.
     """
@@ -92,8 +92,8 @@ def check_read(
         journal: Told of violations.
         whose: For the journal.
         now: The time of the process' clock.
-        written: What it read.
-        held: What it holds by that.
+        written: The batch that it read.
+        held: The leases that it holds by that.
         elapsed: How long ago it was written.
         behind: By how much its calendar is behind that of the writer.
     """

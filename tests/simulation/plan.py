@@ -1,4 +1,4 @@
-"""What one seed stands for: queues, processes, policies, work and everything that goes wrong, drawn at random."""
+"""The plan of one seed: queues, processes, policies, work and everything that goes wrong, drawn at random."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Reopen(Incident):
 
 
 class Writing(Enum):
-    """What becomes of the write of a batch that is passed on."""
+    """The outcome of the write of a batch that is passed on."""
 
     DONE = "done"
     FAILS = "fails"
@@ -163,7 +163,7 @@ class PassOn(Incident):
         turns: How often they are passed on.
         pause_seconds: How long after each time it is done again.
         taken_after_seconds: When the next holder reads what is written.
-        writing: What becomes of the last write.
+        writing: The outcome of the last write.
     """
 
     other: int
@@ -175,7 +175,7 @@ class PassOn(Incident):
 
 @dataclass(frozen=True, slots=True)
 class WallJump(Incident):
-    """Somebody sets its calendar's time."""
+    """A user sets its calendar's time."""
 
     seconds: float
 

@@ -1,4 +1,4 @@
-"""What users and hosts plug into a keeper, as it must not be: it raises now and then."""
+"""Plug-ins of users and hosts in a keeper, with the defect that they raise now and then."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RecordingRule(FailureRule):
     failing: Failing
 
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """What the rule decides."""
+        """Decide by the inner rule, or fail."""
         receipt = self.asked.pop(0)
         try:
             self.failing.maybe()

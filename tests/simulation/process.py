@@ -54,7 +54,7 @@ MOST_RUNS = {Size.SMALL: 3, Size.CROWDED: 3, Size.LARGE: 4}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the processes of one schedule share."""
+    """The surroundings that the processes of one schedule share."""
 
     plan: Plan
     world: World
@@ -269,7 +269,7 @@ class ConsumerProcess:
                 outcome = event.outcome if isinstance(event, Settled) else Outcome.LOST
                 message_id = event.receipt.message_id
                 if run.messages[message_id].receipt == event.receipt:
-                    # After a loss, the rest is up to whoever received it, or will.
+                    # After a loss, the rest is up to the process that received it, or will.
                     run.settled.add(message_id)
                     if outcome not in (Outcome.DELETED, Outcome.DEAD_LETTERED):
                         run.gone_back.add(message_id)
@@ -530,11 +530,11 @@ class ConsumerProcess:
 
         Args:
             run: The run.
-            written: What is written of it.
+            written: The batch that was written of it.
             elapsed: How long ago that was.
             behind: By how much this process' calendar is behind that of the writer.
         """
-        # What somebody began to settle is not touched again: it may be another consumer's by now.
+        # A settlement that another process began is not touched: the message may be another consumer's by now.
         run.unclear.update(run.intents.keys() - run.settled, run.gone_back)
         run.settled.update(run.intents)
         left = tuple(lease for lease in written.leases if lease.receipt.message_id not in run.settled)

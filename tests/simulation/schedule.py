@@ -54,8 +54,8 @@ class Result:
 
     Attributes:
         violations: The rules that were broken, first of all.
-        trace: What happened, line by line; empty without tracing.
-        figures: What can be compared between two runs of one seed.
+        trace: The events, line by line; empty without tracing.
+        figures: The numbers that two runs of one seed must share.
         counts: How much of what was simulated.
     """
 
@@ -104,7 +104,7 @@ def figures_of(seeds: Iterable[int]) -> tuple[list[int], Mapping[str, int]]:
 
 
 def digest(seed: int) -> str:
-    """What happened in a seed's schedule, as a short text that any difference changes."""
+    """Digest the events in a seed's schedule: a short text that any difference changes."""
     return hashlib.sha256(repr(run_schedule(seed).figures).encode()).hexdigest()[:16]
 
 
@@ -217,7 +217,7 @@ class _Schedule:
             "of them throttled": sum(call.is_throttled for call in calls),
         }
 
-    # What happens
+    # Events
 
     async def _send(self) -> None:
         sends = sorted(
@@ -243,7 +243,7 @@ class _Schedule:
             self._journal.say("sender", "sends", message_id, "to", name)
 
     async def _drain(self) -> None:
-        """Once it is calm, see to it that somebody is there, and wait for all to end."""
+        """Once it is calm, see to it that a process is there, and wait for all to end."""
         await asyncio.sleep(self._plan.calm_at)
         self._journal.say("world", "is calm")
         for process in self._processes:
@@ -439,7 +439,7 @@ def _silence() -> Iterator[None]:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """What a killed process leaves behind stays as it is: to collect it would run the ``finally`` of its coroutines.
+    """Leave alone what a killed process leaves behind: to collect it would run the ``finally`` of its coroutines.
 
     It also saves time: after the schedule, one collection finds all of it.
     """

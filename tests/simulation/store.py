@@ -1,4 +1,4 @@
-"""What outlives processes: the runs with their leases and the state of their work, and the table they write."""
+"""Data that outlives processes: the runs with their leases and the state of their work, and the table they write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run:
         messages: By message id: its newest reception, in the order of the first ones.
         written: The leases, as their last holder wrote them down; empty before that.
         written_at: When that was.
-        owners: Who held it from when on, in order; None for nobody.
+        owners: The holders and when each began, in order; None for no holder.
         written_with_error: How wrong the calendar was of the machine that wrote the leases down.
         optimism: By how much the holders may think a lease to last longer than it does, because of their calendars.
         doubted: Whether a holder with another calendar read what is written. It may have held good leases in doubt, and
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def owner(self) -> str | None:
-        """Who holds it now."""
+        """The process that holds it now."""
         return self.owners[-1][1]
 
     def received_at(self, handle: str) -> float:
@@ -109,7 +109,7 @@ class Table:
 
 
 class Store:
-    """The orchestrator's database: always there, never slow. What it says of a process may be out of date."""
+    """The orchestrator's database: always there, never slow. Its data about a process may be out of date."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []

@@ -1,4 +1,4 @@
-"""What a schedule of the simulator once showed, in the few steps that it takes: its seed means another one today."""
+"""Defects that the simulator once showed, each in the few steps that it takes: its seed means another one today."""
 
 from __future__ import annotations
 

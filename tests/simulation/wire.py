@@ -31,7 +31,7 @@ class Wire:
     Args:
         process: The caller's name.
         loop: The caller's event loop.
-        faults: What goes wrong on the way.
+        faults: The faults on the way.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class ProcessClock(VirtualClock):
         return at + self._booted_at
 
     def wall(self) -> float:
-        """What the machine believes the calendar's time to be."""
+        """The calendar's time as the machine believes it."""
         return self._world.wall() + self.wall_error
 
     def advance(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class World:
     Attributes:
         clock: True time, which is the service's.
         service: The loop in which the service, the network and work outside the simulated processes run.
-        errors: What went wrong in callbacks and tasks that nobody waited for.
+        errors: The errors in callbacks and tasks without a reader of their result.
     """
 
     def __init__(self) -> None:
