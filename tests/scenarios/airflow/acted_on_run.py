@@ -57,8 +57,8 @@ class ActedOnRun:
     """A run and its messages.
 
     Args:
-        supervisor: What the triggers talk to.
-        seed: What everything is drawn from.
+        supervisor: The supervisor that the triggers talk to.
+        seed: The seed that everything is drawn from.
     """
 
     def __init__(self, supervisor: ScriptedComms, seed: int) -> None:
@@ -88,7 +88,7 @@ class ActedOnRun:
         self.world.run(self._play)
 
     def problems(self) -> list[str]:
-        """What happened that must never happen."""
+        """List the events that must never happen."""
         found: list[str] = []
         entries = self.world.sqs.trail().entries()
         held_by: dict[str, AuditEntry] = {}
@@ -103,14 +103,14 @@ class ActedOnRun:
             # A lease that has lapsed may be extended on a standard queue, and its holder says so.
             touched = ours and entry.stale and (entry.message_id, entry.handle) not in lapsed
             if touched and entry.kind in (AuditKind.CHANGED, AuditKind.RELEASED):
-                found.append(f"it touched what somebody else had received: {entry}")
+                found.append(f"it touched a message that another consumer had received: {entry}")
             if ours and entry.kind is AuditKind.DELETED and (entry.message_id, entry.handle) not in self._succeeded:
                 found.append(f"it deleted a message whose work did not succeed: {entry}")
             if entry.kind is AuditKind.CHANGED:
                 changed_at[entry.message_id] = entry.at
             held = entry.at - changed_at.get(entry.message_id, 0.0) > 60.0  # and not given back with a delay
             was_ours = entry.kind is AuditKind.EXPIRED and held_by[entry.message_id].caller != OTHER
-            # The price of a hand-over that nobody takes: a keeper that was marked before it began, say.
+            # The price of a hand-over that no keeper takes: a keeper that was marked before it began, say.
             was_handed_on = entry.at - changed_at.get(entry.message_id, 0.0) > HANDOFF_SECONDS - 1.0
             if was_ours and held and not was_handed_on and entry.at < self._undisturbed_until:
                 found.append(f"a lease ended by itself: {entry}")
@@ -167,7 +167,7 @@ class ActedOnRun:
             )
             await asyncio.sleep(self._random.choice((0.0, 5.0, 30.0)))
 
-    # What happens to it
+    # Actions on the run
 
     async def _act(self) -> None:
         action = self._random.choice(
@@ -260,7 +260,7 @@ class ActedOnRun:
         """From now on leases may end by themselves: their holder died, or was not told what became of its task."""
         self._undisturbed_until = min(self._undisturbed_until, self.world.clock.now())
 
-    # What Airflow does
+    # Actions of Airflow
 
     def _begin(self, task_id: str, live: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._began[task_id] += 1
@@ -302,7 +302,7 @@ class ActedOnRun:
             self._begin(key, lambda key=key: self._live_of_work(key))  # type: ignore[misc]
 
     async def _give_back_of_earlier_try(self) -> None:
-        """What the sensor's worker does when a try of it begins that is not the first."""
+        """Give the messages back as the sensor's worker does when a try of it begins that is not the first."""
         lease = self._supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, HANDED_KEY))
         if lease is not None:
             transport = MemoryTransport(self.world.sqs, name="worker")

@@ -1,4 +1,4 @@
-"""What the scenarios of Airflow share with the tests of its modules: a scripted supervisor, and queues."""
+"""Shared by the scenarios of Airflow and the tests of its modules: a scripted supervisor, and queues."""
 
 from __future__ import annotations
 

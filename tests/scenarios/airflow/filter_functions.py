@@ -22,7 +22,7 @@ def has_an_even_id(message: dict[str, Any]) -> bool:
 
 
 def says_what_it_found(message: dict[str, Any]) -> Any:
-    """Returns part of the body, which is no answer."""
+    """Returns part of the body, which is not an answer."""
     return json.loads(message["Body"])
 
 
@@ -36,7 +36,7 @@ def takes_the_message_apart(message: dict[str, Any]) -> bool:
 
 def quotes_the_body(message: dict[str, Any]) -> bool:
     """Fails with the whole body in its text."""
-    raise ValueError(f"this is no order: {message!r}")
+    raise ValueError(f"this is not an order: {message!r}")
 
 
 def ends_the_process(message: dict[str, Any]) -> bool:

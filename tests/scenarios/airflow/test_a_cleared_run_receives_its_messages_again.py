@@ -334,7 +334,7 @@ def test_an_instance_that_is_left_over_of_a_longer_chain_stands_for_no_message(w
         world.states.update(dict.fromkeys(("check_0", "check_1", "check_2", "clean_1"), "success"))
         world.states.update({"clean_0": "failed", "clean_2": "removed"})
         await world.keep(triggerer, CHECK, CLEAN).ended()
-        # Nobody knows which of them failed: none is deleted.
+        # The keeper cannot know which of them failed, so it deletes no message.
         assert world.message_states() == ALL_VISIBLE
 
     world.run(scenario)

@@ -63,7 +63,7 @@ def test_messages_behind_a_failed_one_need_not_wait_for_those_before_it(world: L
         ended(world, "running", "failed", "success")
         await asyncio.sleep(3)
         assert world.message_states() == {**ALL_VISIBLE, "a": MessageState.IN_FLIGHT}
-        # Nobody gets them before the first one of the group is settled, though.
+        # SQS does not give them out before the first one of the group is settled, though.
         assert world.sqs.receive(world.url, max_messages=10, caller="other") == []
         ended(world, "success")
         await running.ended()

@@ -105,7 +105,7 @@ def test_a_triggerer_that_dies_right_after_it_took_the_leases_over_costs_nothing
 
 @asynccontextmanager
 async def another_consumer(world: LeasedMessages) -> AsyncIterator[None]:
-    """Somebody else, who takes for ten minutes whatever is visible."""
+    """Another consumer, which takes for ten minutes all messages that are visible."""
 
     transport = MemoryTransport(world.sqs, name="another consumer")
 
@@ -211,7 +211,7 @@ def test_a_triggerer_with_a_late_first_answer_knows_what_was_settled_and_how_lon
         world.supervisor.silent = True
         resumed = world.keep(world.triggerer("second"), CHECK)
         await asyncio.sleep(ANSWER_SECONDS - 1)
-        # What was asked so far is never answered.
+        # The questions so far are never answered.
         world.supervisor.silent = False
         await asyncio.sleep(60)
         world.states.update({"check_1": "success", "check_2": "success"})
@@ -479,7 +479,7 @@ def test_messages_are_held_for_the_next_try_when_a_user_clears_the_keeper(world:
 def test_a_keeper_that_is_cleared_while_sqs_is_out_settles_in_its_next_try_what_it_could_not_settle(
     world: LeasedMessages,
 ) -> None:
-    """What was written ahead is not the word of another triggerer that the batch was given back."""
+    """A note written ahead does not mean that another triggerer gave the batch back."""
 
     async def scenario() -> None:
         triggerer = world.triggerer()
@@ -654,7 +654,7 @@ def test_the_counts_of_the_report_go_on_after_a_takeover(world: LeasedMessages) 
     world.run(scenario)
     by_first = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "first"]
     by_second = [entry for entry in world.events(AuditKind.CHANGED) if entry.caller == "second"]
-    # What a killed process did after its last note is not known.
+    # The calls of a killed process after its last note are not known.
     assert len(by_first) + len(by_second) - world.report()["extensions"] in (0, 3)
     assert len(by_second) < world.report()["extensions"]
     assert world.report()["late"] == 3
@@ -668,7 +668,7 @@ def test_the_counts_of_the_report_go_on_after_a_takeover(world: LeasedMessages) 
 def test_a_keeper_that_begins_too_late_takes_no_message_from_another_consumer(
     supervisor: ScriptedComms, end: str, tried_before: bool
 ) -> None:
-    """Its work runs, so it asks SQS to extend the leases; SQS knows that somebody else has the messages."""
+    """Its work runs, so it asks SQS to extend the leases; SQS knows that another consumer has the messages."""
     world = LeasedMessages(supervisor, choices=ServiceChoices(superseded_handle_changes=False))
 
     async def scenario() -> None:

@@ -39,7 +39,7 @@ def sqs(supervisor: ScriptedComms) -> MemorySqs:
 
 
 def received(sqs: MemorySqs, supervisor: ScriptedComms, **options: Any) -> Any:
-    """What a sensor's trigger publishes that may receive 2 000 messages."""
+    """Return the messages that a sensor's trigger publishes which may receive 2 000."""
     clock = sqs.clock
     assert isinstance(clock, VirtualClock)
 
@@ -59,12 +59,12 @@ def test_a_batch_ends_at_its_size_and_leaves_the_other_messages_in_the_queue(
     assert INLINE_BYTES <= size <= INLINE_BYTES + 100 * LARGE
     states = Counter(sqs.contents(sqs.queue_url("orders")).values())
     assert states == {MessageState.IN_FLIGHT: len(published), MessageState.VISIBLE: MANY - len(published)}
-    # Nothing was given back: that would count as a receive of messages that nobody worked on.
+    # Nothing was given back: that would count as a receive of messages without any work on them.
     assert not [entry for entry in sqs.trail().entries() if entry.kind is AuditKind.RELEASED]
 
 
 def options_of(max_messages: int | str = 10, *, mapped: bool = False, payload: str | None = None) -> ReceiveOptions:
-    """What the sensor of a new DAG tells its trigger."""
+    """Return the options that the sensor of a new DAG gives to its trigger."""
 
     @task
     def load(messages: Any) -> None: ...

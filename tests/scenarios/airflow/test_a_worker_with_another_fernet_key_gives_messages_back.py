@@ -26,7 +26,7 @@ KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
 
 
 class _NoKey:
-    """What Airflow has in place of encryption where no key is configured."""
+    """Airflow's stand-in for encryption where no key is configured."""
 
     @staticmethod
     def encrypt(message: bytes) -> bytes:

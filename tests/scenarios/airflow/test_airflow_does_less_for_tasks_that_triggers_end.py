@@ -1,4 +1,4 @@
-"""What Airflow does not do for tasks that a trigger ends, as docs/airflow.md says: it does so in the worker's process.
+"""Airflow does less for a task that a trigger ends, as docs/airflow.md says: it does the rest in the worker's process.
 
 If one of these fails with a later Airflow, that does more by itself, and the page is out of date.
 """

@@ -1,4 +1,4 @@
-"""What workers report of failures reaches the keeper at once, and decides which messages fail and by which rule."""
+"""Workers' reports of failures reach the keeper at once, and decide which messages fail and by which rule."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_signal_that_airflow_does_not_delete_is_tried_again_each_minute_while_
         await running.cancel()
         world.supervisor.asked.clear()
         await asyncio.sleep(60)
-        # Nobody waits for it, so nothing is asked for its sake.
+        # No task waits for it, so nothing is asked for its sake.
         assert world.supervisor.count(GetVariableKeys) <= 1
 
     world.run(scenario)

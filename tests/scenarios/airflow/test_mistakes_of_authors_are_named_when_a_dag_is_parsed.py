@@ -49,7 +49,7 @@ class Mistakes:
 
     Attributes:
         argument: The argument.
-        remedy: What the error says to write.
+        remedy: The error's advice to the author.
         values: The values.
         beside: Arguments that are given as well.
     """

@@ -168,7 +168,7 @@ def test_a_chain_that_was_not_expanded_has_work_where_there_are_results(world: L
     assert settle(world, chain_of_each, states) == ALL_VISIBLE
 
 
-# What a DAG skips
+# Skips by a DAG
 
 
 def test_a_task_that_skipped_itself_had_nothing_to_do(world: LeasedMessages) -> None:
@@ -264,7 +264,7 @@ def test_an_instance_that_a_cleared_run_did_not_make_was_skipped_like_the_others
     assert settle(world, body, states) == ALL_VISIBLE
 
 
-# What it costs
+# Costs
 
 
 def test_where_all_work_was_skipped_nothing_is_read(world: LeasedMessages) -> None:

@@ -1,4 +1,4 @@
-"""What processes of Airflow read of one another, and filters of messages: it is known, or refused without contents."""
+"""Notes that processes of Airflow read of one another, and filters of messages: known, or refused without contents."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ ANY_EXPRESSION: Final = st.one_of(
     .map(lambda text: text.decode("utf-8", "replace")),
     st.text(max_size=12),
 ).filter(lambda text: text.count("..") <= 2)
-"""What an author may write. Each further descent takes as often as long again on a body that is nested deeply."""
+"""An author's text. Each further descent takes as often as long again on a body that is nested deeply."""
 
 
 @examples(250)

@@ -1,4 +1,4 @@
-"""What stands in for Airflow in `benchmarks.scale`: stored triggers, and a supervisor that answers in turn."""
+"""The stand-ins for Airflow in `benchmarks.scale`: stored triggers, and a supervisor that answers in turn."""
 
 from __future__ import annotations
 

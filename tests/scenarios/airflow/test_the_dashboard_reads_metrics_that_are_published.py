@@ -33,11 +33,11 @@ from tests.docker.dashboard import Expression, dashboard, expressions, filled_in
 QUEUE = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 
 UNITS = {"s": "_seconds", "ms": "_milliseconds"}
-"""What Prometheus appends for a unit; units in braces are left out."""
+"""Prometheus' suffixes for units; units in braces are left out."""
 
 
 def names_on_prometheus(metric: Metric) -> set[str]:
-    """What Prometheus calls a metric that it is sent."""
+    """The names of a metric in Prometheus."""
     name = re.sub(r"\W", "_", metric.name) + UNITS.get(metric.unit or "", "")
     if isinstance(metric.data, Sum) and metric.data.is_monotonic:
         return {f"{name}_total"}
@@ -47,7 +47,7 @@ def names_on_prometheus(metric: Metric) -> set[str]:
 
 
 class Published:
-    """What OpenTelemetry was told in this process."""
+    """The metrics of OpenTelemetry in this process."""
 
     def __init__(self) -> None:
         self._readers = InMemoryMetricReader(), InMemoryMetricReader()

@@ -11,7 +11,7 @@ from tests.scenarios.airflow.acted_on_run import ActedOnRun
 
 
 # The last ones found defects once: a triggerer that spun, a keeper that took over from a cleared run, leases that
-# nobody held when the old trigger was told late, keepers that were cleared twice within seconds, one of which did not
+# had no holder when the old trigger was told late, keepers that were cleared twice within seconds, one of which did not
 # begin again in time, and a trigger that went to another triggerer and back within seconds.
 @pytest.mark.parametrize("seed", [*range(16), 90, 108, 41, 1528, 20041, 2149, 2374])
 def test_a_run_touches_only_its_own_messages_and_loses_no_message_in_any_case(

@@ -33,7 +33,7 @@ def started(trigger: BaseTrigger, change: Callable[[dict[str, Any]], None] = lam
 
     Args:
         trigger: The trigger that is stored.
-        change: What another release stored differently.
+        change: The arguments that another release stored differently.
     """
     classpath, kwargs = trigger.serialize()
     change(kwargs)

@@ -1,4 +1,4 @@
-"""What the scenarios of the command share with its other tests: a real SQS server behind a wire."""
+"""Shared by the scenarios of the command and its other tests: a real SQS server behind a wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands do in a real terminal: they ask, draw progress, and stop at Ctrl-C."""
+"""Commands in a real terminal: they ask, draw progress, and stop at Ctrl-C."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def answers(url: str) -> dict[str, Any]:
 
 
 class Kind(StrEnum):
-    """What the service does."""
+    """A kind of behaviour of the service."""
 
     ANSWERS = "answers"
     DENIED = "denies all calls"

@@ -18,7 +18,7 @@ ROWS: Final = re.findall(r"^\| ([\d,]+) \| ([\d,]+ \|.*) \|$", PAGE.read_text(),
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's block defines, where the command is found as in a shell."""
+    """The names that the page's block defines, where the command is found as in a shell."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     (code,) = (block for block in blocks(PAGE) if "def size(" in block)
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What docs/command-line.md shows is what the command prints, but for what differs from machine to machine."""
+"""The examples of docs/command-line.md are what the command prints, but for what differs from machine to machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/command-line.md shows of the commands about queues is what they print on queues in memory."""
+"""The examples of docs/command-line.md about queues are what the commands print on queues in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scenarios of Dagster share with the tests of its modules: queues in memory, and instances made quickly."""
+"""Shared by the scenarios of Dagster and the tests of its modules: queues in memory, and instances made quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step that receives by itself does in a run that repeats another one and leaves out some of its work."""
+"""A step that receives by itself, in a run that repeats another one and leaves out some of its work."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Daemon:
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leased_queues: LeasedQueues) -> Iterator[Daemon]:
     monkeypatch.setenv("WORKSPACE", str(tmp_path))
-    # It is loaded anew, for this test's workspace.
+    # It is loaded again, for this test's workspace.
     monkeypatch.delitem(sys.modules, DEFINITIONS, raising=False)
     target = LoadableTargetOrigin(module_name=DEFINITIONS)
     origin = InProcessCodeLocationOrigin(target, location_name="orders_location")
@@ -103,7 +103,7 @@ def test_a_service_that_stays_out_of_reach_is_not_a_reason_to_skip_for_ever(
     with monkeypatch.context() as patch:
         patch.setattr(MemoryTransport, "queue_url", failing(EndpointUnreachableError("no connection for orders")))
         assert all(status is TickStatus.SKIPPED for status, _ in daemon.iterate().values())
-        # They count by the clock of the machine, which nobody moves.
+        # They count by the clock of the machine, which the test does not move.
         patch.setattr("sqs_lease.dagster.dispatch.UNREADABLE_SECONDS", 0.0)
         for status, error in daemon.iterate().values():
             assert status is TickStatus.FAILURE

@@ -109,7 +109,7 @@ def test_checks_of_them_are_about_the_work_within_the_run_and_about_the_messages
     assert said["later", "read"].description == "1 messages failed by the asset's step; the messages are settled later."
     assert said["later", "stored"].passed
 
-    # What the run worker did with the messages counts for all assets of them.
+    # The run worker's work on the messages counts for all assets of them.
     later = dg.materialize([CHECKS[1]], instance=runs.instance, selection=dg.AssetSelection.checks(CHECKS[1]))
     (evaluation,) = later.get_asset_check_evaluations()
     assert not evaluation.passed

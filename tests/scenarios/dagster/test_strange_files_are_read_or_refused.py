@@ -51,7 +51,7 @@ def removed() -> Iterator[None]:
 
 @functools.cache
 def written(name: str) -> Any:
-    """What the package itself writes into a file of that name."""
+    """Read a file of that name that the package itself wrote."""
     match name:
         case "leases.json":
             write_leases(folder(), WrittenBatch("b", 1.7e9, tuple(HELD)))

@@ -43,7 +43,7 @@ def evaluate(block: str, sensor: str, instance: dg.DagsterInstance) -> Any:
     definitions: dg.Definitions = names(block)["defs"]
     made = definitions.get_sensor_def(sensor)
     with dg.build_sensor_context(instance, definitions=definitions) as context:
-        # What the daemon's context has: one of a test knows no instance to look for partitions in.
+        # The daemon's context has it; a test's context knows no instance to look for partitions in.
         context.__dict__["caching_dynamic_partitions_loader"] = instance
         return made.evaluate_tick(context)
 

@@ -37,7 +37,7 @@ def code(containing: str) -> str:
 
 
 def in_directory(text: str, directory: Path) -> str:
-    """What the page says for a directory of the test's, and without waiting for messages that do not come."""
+    """Adapt the page's text to a directory of the test's, without waiting for messages that do not come."""
     return re.sub(r"\blinger=\d+", "linger=1", text.replace("/data/", f"{directory}/"))
 
 

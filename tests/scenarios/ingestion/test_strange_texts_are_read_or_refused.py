@@ -1,4 +1,4 @@
-"""What one process says to another of an ingestion is what it was, or refused as documented."""
+"""Texts from one process to another of an ingestion are read as they were, or refused as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the default policy promises, by the real keeper on virtual time: few requests, and outages that cost nothing."""
+"""The promises of the default policy, by the real keeper on virtual time: few requests, and outages without a loss."""
 
 from __future__ import annotations
 

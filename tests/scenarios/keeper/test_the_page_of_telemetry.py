@@ -1,4 +1,4 @@
-"""What docs/telemetry.md shows sends metrics and spans: to a server that speaks OTLP, from a program of its own."""
+"""The examples of docs/telemetry.md send metrics and spans: to a server that speaks OTLP, from a program of its own."""
 
 from __future__ import annotations
 

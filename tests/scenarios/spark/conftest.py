@@ -1,4 +1,4 @@
-"""What the scenarios share with the tests of Spark's modules: places, and tasks that reach the server's S3."""
+"""Shared by the scenarios and the tests of Spark's modules: places, and tasks that reach the server's S3."""
 
 from __future__ import annotations
 

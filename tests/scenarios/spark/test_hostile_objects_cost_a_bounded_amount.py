@@ -1,6 +1,6 @@
 """Objects that a stranger made to cost much cost a bounded amount of memory, disk and time, and no other message.
 
-What is measured is counted: bytes that Arrow allocates, bytes that are decompressed, rows, bytes of temporary files.
+The tests count: bytes that Arrow allocates, bytes that are decompressed, rows, bytes of temporary files.
 """
 
 from __future__ import annotations

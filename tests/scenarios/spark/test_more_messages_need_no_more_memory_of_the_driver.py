@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 FEW, MANY = 50_000, 200_000
-# What the driver knows of each message has some 60 bytes: its id, two numbers, and what became of it. A third to a half
+# The driver has some 60 bytes for each message: its id, two numbers, and its outcome. A third to a half
 # of that is in memory here, by how far Arrow's threads read ahead. A driver that keeps all of them takes 260 each.
 BYTES_OF_A_MESSAGE = 60
 

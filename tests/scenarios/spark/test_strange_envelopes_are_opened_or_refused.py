@@ -1,4 +1,4 @@
-"""What the parts of a source that need no Spark make of a body: a value, or a reason without a word of the body."""
+"""The parts of a source that need no Spark turn a body into a value, or a reason without a word of the body."""
 
 from __future__ import annotations
 
