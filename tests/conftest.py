@@ -1,4 +1,4 @@
-"""What tests of several packages share."""
+"""Shared by tests of several packages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def server() -> Iterator[SqsServer]:
 
 @pytest.fixture
 def read_by_botocore(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of its data files botocore has read since the test began; a test may clear it."""
+    """List the data files that botocore has read since the test began; a test may clear the list."""
     read: list[str] = []
     load_file = JSONFileLoader.load_file
 

@@ -9,4 +9,4 @@ FULL_FORM: Final = os.environ.get("SQS_LEASE_CHAOS") == "1"
 """Whether tests run in their full form: with more keepers and examples, and Airflow's default settings."""
 
 DAGSTER_DATABASES: Final = ["sqlite", "postgresql"] if FULL_FORM else ["sqlite"]
-"""What Dagster's instance is on."""
+"""The databases of Dagster's instance."""

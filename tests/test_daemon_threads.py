@@ -92,7 +92,7 @@ def test_a_call_does_not_find_what_the_one_before_it_set_in_its_context() -> Non
 
 
 class Given:
-    """What a call is given and returns."""
+    """The argument and the result of a call."""
 
     def itself(self) -> Given:
         return self

@@ -30,7 +30,7 @@ def phase(name: str, seconds: float, calls: Mapping[str, int], asked: int) -> di
 
 @pytest.fixture
 def figures() -> dict[str, Any]:
-    """What a process measured that carried ten runs of 25 messages."""
+    """The figures of a process that carried ten runs of 25 messages."""
     return {
         "phases": [
             phase("take over", 2.0, {"extend": 25}, 40),

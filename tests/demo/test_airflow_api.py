@@ -1,4 +1,4 @@
-"""What the client of Airflow's API does with errors that Airflow answers; all else is tested with a real one."""
+"""Errors that Airflow answers, and the client of its API; all else is tested with a real one."""
 
 from __future__ import annotations
 

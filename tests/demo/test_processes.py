@@ -74,7 +74,7 @@ def has_written(process: ServerProcess, text: str) -> None:
 
 
 def has_ended(pid: int, watched: ServerProcess) -> bool:
-    """Whether the pid is gone within a minute; a zombie that nobody waits for counts as gone."""
+    """Whether the pid is gone within a minute; a zombie that its parent leaves behind counts as gone."""
     for _ in range(1200):
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

@@ -134,7 +134,7 @@ def test_it_ends_when_one_of_its_processes_does(process: ServerProcess) -> None:
 
 @dataclass
 class ScriptedDagster:
-    """What is read of Dagster's API, with itself in the place of the stack."""
+    """The part of Dagster's API that is read, with itself in the place of the stack."""
 
     materialized: list[Materialization]
     states: dict[str, str]

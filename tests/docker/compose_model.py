@@ -56,7 +56,7 @@ class Service:
 
     name: str
     hostname: str | None
-    """What it calls itself; `None` is the id of its container."""
+    """Its name for itself; `None` is the id of its container."""
     image: str
     command: Sequence[str] | None
     """With its entry point before it; `None` is the image's own."""
@@ -123,7 +123,7 @@ def filled_in(text: str, values: Mapping[str, str]) -> str:
 
 
 def settings() -> dict[str, str]:
-    """What docker/.env sets."""
+    """Read the settings of docker/.env."""
     return {name: value or "" for name, value in dotenv_values(DOCKER / ".env", interpolate=False).items()}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 DASHBOARD: Final = Path(__file__).resolve().parents[2] / "docker" / "grafana" / "dashboards" / "sqs-lease.json"
 
 FILLED_IN: Final = {"$queue": ".*", "$__range": "1h", "$__rate_interval": "1h"}
-"""What Grafana puts into expressions, here for all queues and one hour."""
+"""Grafana's values of variables in expressions, here for all queues and one hour."""
 
 # A label may be named like one: `sqs_lease_outcome="deleted"`.
 _METRIC: Final = re.compile(r"\b(?:(?:airflow_)?sqs_lease_|messaging_(?:client|process)_)\w+\b(?!\s*(?:=|!))")
@@ -19,7 +19,7 @@ _METRIC: Final = re.compile(r"\b(?:(?:airflow_)?sqs_lease_|messaging_(?:client|p
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What one line of a panel shows, or what the choice of queues is made of."""
+    """The expression of one line of a panel, or of the choice of queues."""
 
     panel: str
     legend: str

@@ -28,7 +28,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is between one FROM and the next one."""
+    """The instructions between one FROM and the next one."""
 
     base: str
     """As it is written: an image, an argument or a stage."""
@@ -37,7 +37,7 @@ class Stage:
     """Their names and what follows these, in order."""
 
     def values(self, instruction: str) -> list[str]:
-        """What follows each instruction of one kind."""
+        """List the texts after each instruction of one kind."""
         return [value for name, value in self.instructions if name == instruction]
 
     def pairs(self, instruction: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ class Dockerfile:
 
 
 class IgnoreFile:
-    """What a .dockerignore file keeps from the builder.
+    """The patterns of a .dockerignore file, which keep paths from the builder.
 
     Of several patterns the last one that matches a path, or a directory above it, decides; `!` lets through.
 

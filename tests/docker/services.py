@@ -34,22 +34,22 @@ def is_ours(service: Mapping[str, Any]) -> bool:
 
 
 def is_server(service: Mapping[str, Any]) -> bool:
-    """Whether a service is there for good: all others end, and are started again by nobody."""
+    """Whether a service runs for good: all others end, and are not started again."""
     return bool(service.get("restart", "no") != "no")
 
 
 def in_profile(profile: str) -> dict[str, Mapping[str, Any]]:
-    """What `docker compose --profile PROFILE up` starts."""
+    """The services that `docker compose --profile PROFILE up` starts."""
     return {name: service for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
 
 
 def command_of(service: Mapping[str, Any]) -> list[str]:
-    """What a service runs; nothing where that is left to its image."""
+    """The command of a service; empty where that is left to its image."""
     return [*service.get("entrypoint", ()), *service.get("command", ())]
 
 
 def health_check_of(service: Mapping[str, Any]) -> list[str]:
-    """What a service is asked for its health with; a command line of a shell in its words."""
+    """The command of a service's health check; the command line of a shell in its words."""
     kind, *words = service.get("healthcheck", {"test": ["NONE"]})["test"]
     return shlex.split(words[0].replace("$$", "$")) if kind == "CMD-SHELL" else words
 
@@ -70,7 +70,7 @@ def mounts_with_modes_of(service: Mapping[str, Any]) -> Iterator[tuple[str, str,
 
 
 def is_path(source: str) -> bool:
-    """Whether the source of a mount is no volume."""
+    """Whether the source of a mount is a path, not a volume."""
     return source.startswith(("/", "."))
 
 

@@ -41,10 +41,10 @@ VERSION: Final[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["proj
 
 COMPOSE_OWN_SETTINGS: Final = {"COMPOSE_PROFILES"}
 PROFILES: Final = ("airflow", "dagster", "spark", "metrics")
-"""What a user chooses from; the profile `command` is for what `docker compose run` starts."""
+"""The profiles that a user chooses from; services of the profile `command` are for `docker compose run`."""
 WITHOUT_PROFILE: Final = {"secrets", "sqs", "queues"}
 MOST_MEBIBYTES: Final = 7 * 1024
-"""What one profile may take of a laptop that has 8 GiB."""
+"""The memory that one profile may take of a laptop that has 8 GiB."""
 
 LOCAL: Final = "127.0.0.1:"
 
@@ -55,7 +55,7 @@ each_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def schema_says(path: Path) -> tuple[int, str]:
-    """What the schema of the Compose specification has against a file, and whether that is anything."""
+    """Check a file against the schema of the Compose specification; return the exit code, and the errors."""
     said = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.compose-spec", str(path)])
     return said.exit_code, said.output
 
@@ -154,7 +154,7 @@ def test_each_setting_is_explained_for_itself_or_for_its_group() -> None:
 def test_no_setting_is_a_secret() -> None:
     names = re.compile(r"PASSWORD|PASSPHRASE|SECRET|TOKEN|CREDENTIAL|_KEY$")
     assert [name for name in SETTINGS if names.search(name)] == []
-    # What keys and generated passwords look like; none of the settings is one long word.
+    # Keys and generated passwords look like this; no setting is one long word.
     assert [name for name, value in SETTINGS.items() if re.fullmatch(r"[\w+/-]{20,}=*", value)] == []
 
 
@@ -247,7 +247,7 @@ def test_a_service_has_the_files_that_its_settings_and_its_command_name(name: st
     assert [path for path in named if not any(path == at or path.startswith(f"{at}/") for at in mounted)] == []
 
 
-# What starts, and in which order
+# The services that start, and their order
 
 
 @each_service

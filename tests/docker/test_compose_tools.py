@@ -1,4 +1,4 @@
-"""What compose.yaml runs beside the servers: secrets, queues, test messages, and the look at what became of them."""
+"""The tools of compose.yaml beside the servers: secrets, queues, test messages, and a look at their outcome."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def take_all(client: SQSClient, name: str) -> list[MessageTypeDef]:
         QueueUrl=url, MaxNumberOfMessages=BATCH_ENTRIES, MessageSystemAttributeNames=["MessageGroupId"]
     ).get("Messages"):
         taken += messages
-        # While one of a group is in flight, nobody gets the next ones.
+        # While one of a group is in flight, SQS gives out none of the next ones.
         client.delete_message_batch(
             QueueUrl=url,
             Entries=[{"Id": message["MessageId"], "ReceiptHandle": message["ReceiptHandle"]} for message in messages],
@@ -392,7 +392,7 @@ def test_a_look_in_an_image_without_spark_is_at_the_queues_only(
     assert looked_at(tmp_path, capsys) == {"orders": [2, 0, 0, 0]}
 
 
-# What SQS refuses
+# Refusals of SQS
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

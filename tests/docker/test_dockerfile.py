@@ -26,7 +26,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 SERVER_ENVIRONMENT = ROOT / ".ministack"
 BUILD_TOOLS = {"apt-key", "curl", "gcc", "git", "hatchling", "make", "pip", "pip3", "uv", "wget"}
-"""What an image that runs something has no use for."""
+"""Programs that an image does not need to run something."""
 
 IMAGES = [pytest.param(DOCKER.stages[name], id=name) for name in ("emulator", "sqs-lease")]
 FROM_CONTEXT = [
@@ -45,7 +45,7 @@ def files_of(source: str) -> list[Path]:
     return [file.relative_to(ROOT) for file in found if not IGNORED_BY_GIT.match_file(file.relative_to(ROOT))]
 
 
-# What it takes from the checkout
+# Files from the checkout
 
 
 @pytest.mark.parametrize("source", FROM_CONTEXT)
@@ -116,7 +116,7 @@ def test_files_below_a_directory_that_is_left_out_are_found_where_a_pattern_name
     assert set(IgnoreFile("*\n!wanted\n!a/b").files(tmp_path)) == {Path("wanted"), Path("a/b/wanted")}
 
 
-# What it builds on
+# Base images
 
 
 def test_each_stage_builds_on_the_base_image_or_on_an_earlier_stage() -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_installed_from_a_registry_without_hashes() -> None:
     assert [command for command in installing if not re.search(r"--(require-hashes|no-index)\b", command)] == []
 
 
-# What the images are like
+# The images
 
 
 def test_the_last_stage_is_the_image() -> None:

@@ -33,7 +33,7 @@ def test_airflow_and_dagster_send_metrics_to_prometheus_when_they_are_told_to(na
     endpoint = urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
     assert endpoint.hostname == "prometheus"
     assert endpoint.port in ports_of("prometheus")
-    # What OpenTelemetry appends `/v1/metrics` to.
+    # OpenTelemetry appends `/v1/metrics` to it.
     assert endpoint.path == "/api/v1/otlp"
     assert environment["OTEL_EXPORTER_OTLP_PROTOCOL"] == "http/protobuf"
     assert environment["OTEL_SDK_DISABLED"] == SETTINGS["OTEL_SDK_DISABLED"]

@@ -28,7 +28,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = sorted(REQUIREMENTS.glob("*.txt"))
 RESOLVED_FROM = sorted(REQUIREMENTS.glob("*.in"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-"""What `pip install "sqs-lease[...]"` installs, by the extra."""
+"""The requirements of `pip install "sqs-lease[...]"`, by the extra."""
 SERVED = [path for path in PINNED if path.stem in EXTRAS]
 """Those that go into the image for an extra; the package itself is installed without dependencies."""
 
@@ -43,7 +43,7 @@ each_extra = pytest.mark.parametrize("path", SERVED, ids=lambda path: path.stem)
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What one of the commands of `make requirements` makes a file from."""
+    """The inputs of a command of `make requirements` for one file."""
 
     inputs: frozenset[Path]
     extras: frozenset[str]
@@ -70,7 +70,7 @@ def pins_here(path: Path) -> dict[str, str]:
 
 @cache
 def resolutions() -> Mapping[Path, Resolution]:
-    """What `make requirements` does, by the file that it makes."""
+    """The commands of `make requirements`, by the files that they make."""
     # As if nothing had called this but a shell: in `make test`, make's own variables are there.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--dry-run", "--no-print-directory", "requirements"]
@@ -93,7 +93,7 @@ def resolutions() -> Mapping[Path, Resolution]:
 
 
 def wanted_by(path: Path) -> Iterator[Requirement]:
-    """What a pinned file is made for: the package's own dependencies, those of extras, and those of its .in file."""
+    """The requirements behind a pinned file: the package's own, those of extras, and those of its .in file."""
     resolution = resolutions()[path]
     if ROOT / "pyproject.toml" in resolution.inputs:
         own = [PYPROJECT["project"]["dependencies"], *(EXTRAS[extra] for extra in resolution.extras)]

@@ -89,7 +89,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What links can name on a page, by the rule that both the site and code hosts follow."""
+    """The names on a page that links can use, by the rule that both the site and code hosts follow."""
     headings = HEADING.findall(FENCED.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What the site of docs/ changes in its pages: links that leave docs/, and the roles of docstrings."""
+"""The changes that the site of docs/ makes in its pages: links that leave docs/, and the roles of docstrings."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 The targets are the tests of the modules below: those by hypothesis whose arguments all come from strategies. Atheris
 (libFuzzer) draws the bytes that hypothesis makes the arguments of, and keeps those that reach new code of the package.
-Each module has a process of its own, one after the other, and the first byte chooses the test. What was found is kept
+Each module has a process of its own, one after the other, and the first byte chooses the test. The findings are kept
 in ``.test-runs/fuzz``: inputs that reach new code, from which the next run goes on, and as ``broken-<module>-*`` what
 breaks a test. Then the exit code is 1, and the log has the values.
 """
@@ -96,7 +96,7 @@ def _run(name: str, seconds: int) -> bool:
 def _fuzz(name: str, arguments: list[str]) -> None:
     import atheris  # type: ignore[import-untyped]
 
-    # What they import first is not looked at: Airflow, Dagster and Spark themselves.
+    # The packages that they import first are not looked at: Airflow, Dagster and Spark themselves.
     with atheris.instrument_imports(include=["sqs_lease", "jsonpath_ng", "botocore.parsers"]):
         module: Any = import_module(name)
     tests = [test.hypothesis for each, test in vars(module).items() if each.startswith("test_")]

@@ -140,14 +140,14 @@ def json_near(good: Any, *, changes: int = 3) -> st.SearchStrategy[bytes]:
 
 
 def outcome_of(call: Callable[[], _T], *documented: type[_E]) -> _T | _E:
-    """Call something that nobody gives contents to.
+    """Call something that gets no contents.
 
     Args:
         call: What to call.
         documented: The errors that it may raise; any other fails the test.
 
     Returns:
-        What it returned, or the error.
+        The value that it returned, or the error.
     """
     try:
         return call()
@@ -163,7 +163,7 @@ def said_by(call: Callable[[], _T], *documented: type[_E]) -> _T | _E:
         documented: The errors that it may raise; any other fails the test.
 
     Returns:
-        What it returned, or the error.
+        The value that it returned, or the error.
     """
     with discreet() as texts:
         found = outcome_of(call, *documented)

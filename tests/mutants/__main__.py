@@ -46,7 +46,7 @@ _FIRST_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S+)", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a mutant.
+    """The result of a mutant.
 
     Attributes:
         name: The mutant's name.

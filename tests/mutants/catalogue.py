@@ -2,7 +2,7 @@
 """The mutants, by subject. Each is one change of the code that breaks a promise; :mod:`tests.mutants` runs them.
 
 The tests of a mutant are those nearest to it that notice it soon: where a change makes some tests hang, they are not
-among them. Who changes a line that a mutant changes writes the mutant again, so that it breaks the same promise.
+among them. If you change a line that a mutant changes, rewrite the mutant so that it breaks the same promise.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ class Mutant:
     """One change.
 
     Attributes:
-        name: What breaks, in plain words.
+        name: The defect, in plain words.
         file: The file below ``providers/sqs_lease``.
-        old: What is replaced: a part of the file that is in it exactly once.
-        new: What it is replaced with.
+        old: The text to replace: a part of the file that is in it exactly once.
+        new: The text in its place.
         tests: The tests of which one must fail: files, or single tests as pytest names them.
         survives_because: For a change that no test can notice: why. It is run and shown, and fails nothing.
     """

@@ -115,7 +115,7 @@ def _versions(options: argparse.Namespace) -> int:
     os.environ.pop(plans.FULL_FORM_VARIABLE, None)
     cells = {cell.name: cell for cell in versions.cells(options.python, options.resolution, options.room)}
     seen: list[Outcome] = []
-    # Looked up before: nobody should commit meanwhile, but what then was seen is of the commit before.
+    # Looked up before the tests: a commit meanwhile is a mistake, but the results are of the commit before.
     commit = versions.commit_of(plans.ROOT)
     # Each environment is large, and the tests of a room keep a core busy.
     code = run("versions", [cell.command for cell in cells.values()], at_once=options.at_once or 1, seen=seen.append)
@@ -136,7 +136,7 @@ def run(
     """Run commands, print a line for each, and a table in the end.
 
     Args:
-        kind: What the run is called; it has a directory of that name for its logs.
+        kind: The name of the run; it has a directory of that name for its logs.
         commands: What to run.
         at_once: How many run at the same time.
         until: When no more begin, in seconds of the monotonic clock.
@@ -228,6 +228,6 @@ def _names(commands: Sequence[Command]) -> str:
 
 
 if __name__ == "__main__":
-    # What tests print may be in any alphabet, the terminal's encoding may not.
+    # The output of tests may be in any alphabet, the terminal's encoding may not.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which test files belong to files that changed: what `make check` runs.
+"""The test files that belong to files that changed: `make check` runs them.
 
 A test file belongs to a module when it imports something from it: directly, through the helpers beside the tests, or
 through an `__init__` that only passes names on. A module that no test imports belongs to the tests of the modules that

@@ -37,11 +37,11 @@ class Command:
     """One part of a run.
 
     Attributes:
-        name: What it is called in lines and tables, and its log by its name.
+        name: Its name in lines and tables, and the name of its log.
         arguments: The program and its arguments.
         is_pytest: Whether it is pytest, which says how many tests passed.
         may_be_empty: Whether pytest may find no test.
-        environment: What it has in its environment besides that of the run.
+        environment: Its environment besides that of the run.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a command.
+    """The outcome of a command.
 
     Attributes:
         name: The command's name.
@@ -63,7 +63,7 @@ class Outcome:
         skipped: How many tests were skipped.
         seconds: How long it took.
         processor_seconds: How much processor time it took, with all the processes that it waited for.
-        has_report: Whether pytest lived to write its report; without one, nobody knows what it ran.
+        has_report: Whether pytest lived to write its report; without one, it is unknown what it ran.
     """
 
     name: str
@@ -210,7 +210,7 @@ class CommandRun:
             send_signal([process.pid for process in list(self._running.values())], signal.SIGINT)
             wait(workers, timeout=STOP_SECONDS)
         finally:
-            # Also when somebody interrupts this, for whom it takes too long.
+            # Also when a user who does not want to wait that long interrupts this.
             running = list(self._running.values())
             send_signal([pid for process in running for pid in process.session_pids()], signal.SIGKILL)
 

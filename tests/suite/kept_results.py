@@ -1,4 +1,4 @@
-"""What earlier runs of `make test-processes` had: a run that was cut off is continued by the next one.
+"""The results of earlier runs of `make test-processes`: a run that was cut off is continued by the next one.
 
 A result counts as long as the sources are what they were: the fingerprint of the tree goes with it.
 """
@@ -19,7 +19,7 @@ SOURCES: Final = (
     *("providers", "dags", "dagster_defs", "demo", "benchmarks", "docs", "requirements", "tests"),
     *("README.md", "pyproject.toml"),
 )
-"""What the result of a test can depend on."""
+"""Everything that the result of a test can depend on."""
 
 
 class KeptResults:
@@ -61,7 +61,7 @@ class KeptResults:
         return True
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Drop all outcomes."""
         self._outcomes = {}
         self._file.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What the commands of the test suite run: the parts of `make test`, `make test-processes` and `make check`."""
+"""The commands of the test suite: the parts of `make test`, `make test-processes` and `make check`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.suite.time_limit import VARIABLE
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 PROCESSES: Final = Path("tests", "processes")
-"""What only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
+"""Tests that only `make test-processes` runs: a directory for each host, and others for what belongs to none."""
 
 LONG_IN_FULL_FORM: Final = "tests/spark/sinks/write_ahead/test_killed_drivers.py"
-"""What looks for counterexamples, for longer in the full form; it needs no Spark."""
+"""The search for counterexamples, for longer in the full form; it needs no Spark."""
 
 SAME_EXAMPLES: Final = ("--hypothesis-profile=ci",)
 """Hypothesis tries the same examples each time, and has no deadline for them: no luck, and no stop watch."""
@@ -82,17 +82,17 @@ def static_checks() -> Iterator[Command]:
 
 
 def whole_test() -> list[Command]:
-    """What `make test` runs."""
+    """The commands of `make test`."""
     *quick, types = static_checks()
     parts = [pytest_over(name, paths, options=SAME_EXAMPLES) for name, paths in PARTS.items()]
     return [*quick, *parts[:2], types, *parts[2:]]
 
 
 def on_processes(hosts: Sequence[str] = (), *, full: bool = False) -> list[Command]:
-    """What `make test-processes` runs: each file, or package of files that share a session, is one command.
+    """The commands of `make test-processes`: each file, or package of files that share a session, is one command.
 
     Args:
-        hosts: The hosts to test; all, and what belongs to no host, when there are none.
+        hosts: The hosts to test; all, and what belongs to no host, when this is empty.
         full: Whether to add what `make test` has in a short form, for `make chaos`.
     """
     chosen = [path for path in sorted((ROOT / PROCESSES).iterdir()) if not hosts or path.name in hosts]
@@ -170,7 +170,7 @@ def nearest_tests(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def quick_check(tests: Sequence[Path], until: float) -> list[Command]:
-    """What `make check` runs: format, types, and some test files.
+    """The commands of `make check`: format, types, and some test files.
 
     Args:
         tests: The test files, see :func:`nearest_tests`.

@@ -1,4 +1,4 @@
-"""What a run prints and returns: a line for each command, a table, and what is left of a run that was cut off."""
+"""The output and the exit code of a run: a line for each command, a table, and the rest of a run that was cut off."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """On which Pythons and releases the deterministic tests pass: `make versions`, and the table of docs/versions.md.
 
 Each cell is an environment of its own: a Python, a room of the package with only the extras that this room needs, and
-one of three resolutions of their dependencies, or the constraint file of a platform. What a run saw is kept beside the
+one of three resolutions of their dependencies, or the constraint file of a platform. Results are kept beside the
 page, so that a run of some cells leaves the others as they were seen last.
 """
 
@@ -41,13 +41,13 @@ says. Spark 4.0 is what EMR 8.0 and Databricks 17.3 LTS have.
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is tested together.
+    """Tests that run together.
 
     Attributes:
         extras: The extras that are installed.
         tests: The tests.
         named: The packages whose versions the page names.
-        beside: What only this room's tests need.
+        beside: Packages that only this room's tests need.
         left_out: Tests that show the same on each Python and release, and tests that need more than these extras.
         is_for_platforms: Whether it is tested on platforms alone.
     """
@@ -165,7 +165,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What it is called in lines, tables and logs."""
+        """Its name in lines, tables and logs."""
         return f"{self.python} {self.resolution} {self.room}"
 
     @property
@@ -178,7 +178,7 @@ class Cell:
 
     @property
     def command(self) -> Command:
-        """What tests it."""
+        """The command that tests it."""
         room = ROOMS[self.room]
         script = (
             "requirements/versions.sh",
@@ -219,7 +219,7 @@ def commit_of(root: Path) -> str:
 
 
 def record(root: Path, seen: Sequence[tuple[Cell, Outcome]], day: date, commit: str) -> None:
-    """Write what was seen on a commit into the file of results, and the page's table anew."""
+    """Write the results on a commit into their file, and the page's table again."""
     file = root / RESULTS
     kept = json.loads(file.read_text()) if file.exists() else {}
     for cell, outcome in seen:

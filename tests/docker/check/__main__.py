@@ -30,7 +30,7 @@ from tests.docker.check.warnings import secrets_in_logs, warnings_in_logs
 from tests.docker.compose_model import LoaderMissingError, Service, load
 
 PROGRAMS = ("buildah", "debootstrap", "go", "ip", "nsenter", "setpriv", "unshare")
-"""What the check runs, beside what `make setup` installs."""
+"""The programs that the check runs, beside those that `make setup` installs."""
 
 EXTRAS = {"airflow": "apache-airflow", "dagster": "dagster", "spark": "pyspark"}
 """The extras of the image, and the package that an image without it must not have."""

@@ -104,7 +104,7 @@ class Containers:
             entrypoint: How many words of its command are its entry point, which stays.
 
         Returns:
-            What it printed.
+            Its output.
 
         Raises:
             ServiceError: Its exit code was not 0, or it did not end.

@@ -1,7 +1,7 @@
 """PostgreSQL in place of the official image, which comes from a registry: the same release, users and first script.
 
-What that image does with its environment is done here: a user with the password of the file, one database, the scripts
-of `/docker-entrypoint-initdb.d`, and nobody without the password.
+It sets up what that image does from its environment: a user with the password of the file, one database, the scripts
+of `/docker-entrypoint-initdb.d`, and no access without the password.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Database:
             if mount.target.startswith("/docker-entrypoint-initdb.d/")
         ]
         script = f"CREATE DATABASE {database};\n" + "".join(path.read_text() for path in scripts)
-        # As the official image does it: by a server that nobody reaches, before the real one.
+        # As the official image does it: by a server that no client reaches, before the real one.
         single: list[str | Path] = [self._programs / "postgres", "--single", "-D", data, "postgres"]
         lines = "\n".join(line for line in script.splitlines() if not line.startswith("--")) + "\n"
         subprocess.run(

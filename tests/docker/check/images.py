@@ -18,7 +18,7 @@ KEPT: Final = ROOT / ".docker-check"
 DEBIAN: Final = "bookworm"
 BASE_IMAGE: Final = f"localhost/debian-python:{DEBIAN}"
 BASE_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv")
-"""What the official Python image has, too."""
+"""Packages that the official Python image has, too."""
 
 CERTIFICATES: Final = Path("etc/ssl/certs/ca-certificates.crt")
 
@@ -34,7 +34,7 @@ class Images:
             *("--storage-driver", driver),
         )
 
-        # What a check that was killed has left.
+        # Left by a check that was killed.
         self.call("rm", "--all")
 
     def command(self, *arguments: str) -> list[str]:

@@ -24,7 +24,7 @@ class Network:
     addresses: dict[str, str]
     """The address of each host by its name; this machine reaches them, too."""
     hostnames: dict[str, str]
-    """What each host calls itself, by the same name; others find it by both."""
+    """Each host's name for itself, by the same name; others find it by both."""
     hosts_file: Path
     """The names for the hosts, in the format of /etc/hosts."""
 

@@ -1,4 +1,4 @@
-"""What docker/README.md tells a user to do, done: both orchestrators, a killed triggerer, and every example."""
+"""The steps of docker/README.md, done: both orchestrators, a killed triggerer, and every example."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
     taken_over = _poll_while_it_works(stack, airflow, run_id, holder)
     show(
         f"another triggerer had them {taken_over - killed:.0f} s later; "
-        f"nobody else was given one while the work lasted, {LONG_WORK_SECONDS} s"
+        f"no other consumer was given one while the work lasted, {LONG_WORK_SECONDS} s"
     )
     _require_state(FLIGHTS_DAG, stack.wait_for_run(airflow, FLIGHTS_DAG, run_id), "success")
     report = airflow.xcom(FLIGHTS_DAG, run_id, "flights_keeper", "lease_report")
@@ -197,7 +197,7 @@ def _failover_and_examples(stack: Stack, airflow: AirflowApi, dagster: DagsterAp
 
 
 def _poll_while_it_works(stack: Stack, airflow: AirflowApi, run_id: str, killed: str) -> float:
-    """Ask the queue for messages until the work on them has ended; nobody may be given one.
+    """Ask the queue for messages until the work on them has ended; it must not give any.
 
     The triggerer that was killed is started again as soon as another one has the keeper.
 

@@ -36,7 +36,7 @@ NOT_RUN: Final = "grafana"
 """There is nothing here that could stand in for its image."""
 
 STANDING_IN: Final = frozenset({"postgres", "prometheus"})
-"""What is run from other programs than those of its image."""
+"""The services that run from other programs than those of their image."""
 
 ENDED_BY_ITSELF: Final = "service_completed_successfully"
 
@@ -46,9 +46,9 @@ class Stack:
 
     Args:
         services: All services of compose.yaml, each after those that it waits for.
-        containers: What runs them.
+        containers: Runs them.
         hosts: The network.
-        show: What is told of each step.
+        show: Tells of each step.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Stack:
         )
 
     def counts(self, queue: str) -> Counts:
-        """What a queue holds."""
+        """Count the messages of a queue."""
         client = self.sqs()
         return counts(client, client.get_queue_url(QueueName=queue)["QueueUrl"])
 

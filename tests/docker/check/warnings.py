@@ -1,4 +1,4 @@
-"""What the logs of the services warn of, and whether a secret stands in one."""
+"""Warnings and secrets in the logs of the services."""
 
 from __future__ import annotations
 
