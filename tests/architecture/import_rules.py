@@ -77,7 +77,7 @@ LAYERS: Final = {
     "airflow": Layer(
         layers=BASE | {"batch_files", "ingestion"},
         distributions=BOTO | {"airflow", "greenback", "jsonpath_ng", "msgspec"},
-        # What Airflow's API server is made of; no other process of Airflow needs it.
+        # Airflow's API server is made of it; no other process of Airflow needs it.
         late=frozenset({"starlette"}),
     ),
     "dagster": Layer(

@@ -21,7 +21,7 @@ BELOW = {
     "triggers": {"airflow_api", "connection", "filters", "settlement", "handover", "payload"},
     "page": set(),
 }
-"""What each room imports of the others; the modules that put everything together are free."""
+"""The imports of each room from the others; the modules that put everything together are free."""
 
 
 def imported_rooms(room: str) -> set[str]:

@@ -116,7 +116,7 @@ def without_mirror(source: Path, tests: Path) -> Iterator[str]:
     """Yield the modules of more than a few lines that have no tests of their name, relative to the package."""
     for path in sorted(source.rglob("*.py")):
         module = path.relative_to(source)
-        # What an `__init__` passes on is tested where it comes from.
+        # The names that an `__init__` passes on are tested where they come from.
         if path.name == "__init__.py" or has_mirror(module, tests):
             continue
         if lines_of_code(path.read_text(encoding="utf-8")) > FEW_LINES:

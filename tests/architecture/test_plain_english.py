@@ -18,7 +18,14 @@ def test_every_file_that_people_read_is_in_a_room() -> None:
     assert {"airflow", "core", "dagster", "spark", "sqs_lease", "benchmarks", "demo", "docs", "."} <= rooms.keys()
     assert ROOT / "README.md" in rooms["."]
     assert ROOT / "providers/sqs_lease/blocking.py" in rooms["sqs_lease"]
+    assert ROOT / "tests/sqs/test_client.py" in rooms["tests"]
     assert all(rooms.values())
+
+
+def test_only_the_check_and_its_examples_are_not_read() -> None:
+    in_tests = set((ROOT / "tests").rglob("*.py"))
+    unread = in_tests - set(files_by_room(ROOT)["tests"])
+    assert unread == {ROOT / "tests/architecture/plain_english.py", Path(__file__).resolve()}
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ PRIVATE: Final = {
     "_jsparkSession",
     "_jvm",
 }
-"""What the fenced module asks for."""
+"""The private names that the fenced module uses."""
 
 ALSO_PRIVATE: Final = {"_jc", "_jconf", "_jdf", "_jreader", "_jwrite", "_sc", "loadIcebergTable"}
-"""What is as private, and asked for there or not at all."""
+"""Names that are as private: the fenced module may use them, and no other module."""
 
 
 def others() -> list[Path]:
