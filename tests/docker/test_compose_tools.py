@@ -250,7 +250,7 @@ def take_all(client: SQSClient, name: str) -> list[MessageTypeDef]:
         QueueUrl=url, MaxNumberOfMessages=BATCH_ENTRIES, MessageSystemAttributeNames=["MessageGroupId"]
     ).get("Messages"):
         taken += messages
-        # While one of a group is in flight, SQS gives out none of the next ones.
+        # While one of a group is in flight, SQS does not give out the next ones.
         client.delete_message_batch(
             QueueUrl=url,
             Entries=[{"Id": message["MessageId"], "ReceiptHandle": message["ReceiptHandle"]} for message in messages],
