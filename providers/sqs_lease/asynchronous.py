@@ -502,6 +502,9 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
             async def work_until_cancelled() -> None:
                 while not _is_cancelled():
+                    # Work that never awaits would otherwise go through all messages in hand without a turn of the loop,
+                    # which extends the leases of those that wait, settles, and stops.
+                    await asyncio.sleep(0)
                     work = await works.get()
                     if not consumption.claim(work):
                         continue

@@ -176,6 +176,35 @@ def test_work_of_a_plain_function_is_done_once_and_said_to_block(
     ]
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_leases_are_extended_between_messages_whose_work_never_awaits(program: Program, concurrency: int) -> None:
+    program.orders.queue.send(*map(str, range(50)))
+
+    async def blocking_work(_: Message) -> None:
+        program.clock.advance(1)  # as time.sleep() does: nothing else runs meanwhile
+
+    report = program.consume(blocking_work, seconds=300, concurrency=concurrency)
+    assert (report.received, report.deleted, report.late) == (50, 50, 0)
+
+
+def test_it_stops_between_messages_whose_work_never_awaits(program: Program) -> None:
+    program.orders.queue.send(*map(str, range(10)))
+    worked: list[str] = []
+
+    async def main() -> None:
+        async with program.consumer() as consumer:
+
+            async def work(message: Message) -> None:
+                worked.append(message.body)
+                asyncio.get_running_loop().call_soon(consumer.stop)  # as a signal does
+
+            await consumer.run(work)
+
+    program.run(main)
+    assert len(worked) == 1
+    assert len(program.orders.queue.visible) == 9
+
+
 def test_a_group_keeps_its_order_and_those_behind_a_failed_one_go_back_unworked(program: Program) -> None:
     for number in range(5):
         program.orders.fifo.send(str(number), message_group_id="a")
