@@ -590,6 +590,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                 except (Exception, asyncio.CancelledError) as error:
                     if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                         raise
+                    if batch is None and isinstance(error, Exception) and not self._stopping.is_set():
+                        raise  # the lease could not begin, and no other one can: it is not the work that failed
                     # The end of the block settled the batch.
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400

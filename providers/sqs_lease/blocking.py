@@ -824,6 +824,8 @@ class Consumer(AbstractContextManager["Consumer"]):
                     # Without a pause, a caller who may not delete would work through the whole queue, again and again.
                     logger.error("A batch was not settled: %s", error)  # noqa: TRY400 - the trace says nothing more
                 except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                    if batch is None and not self._is_stopping:
+                        raise  # the lease could not begin, and no other one can: it is not the work that failed
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
                     if batch is None or not batch.report().failed:

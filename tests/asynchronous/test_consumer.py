@@ -564,6 +564,18 @@ def test_it_pauses_after_refused_deletes_also_when_the_work_failed_a_message(pro
     assert len(worked_on) <= 60
 
 
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_it_ends_with_an_error_if_the_queue_can_never_be_leased_from(program: Program, form: str) -> None:
+    program.orders.sqs.create_queue("instant", visibility_seconds=0)
+
+    async def main() -> None:
+        async with program.consumer("instant", visibility=None) as consumer:
+            with pytest.raises(ValueError, match="visibility timeout is 0 s"):
+                await getattr(consumer, form)(at_once)
+
+    program.run(main)
+
+
 def test_a_batch_is_given_back_when_its_work_does_not_end_in_time(program: Program) -> None:
     program.orders.queue.send("a")
 

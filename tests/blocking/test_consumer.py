@@ -32,6 +32,7 @@ from sqs_lease import (
     release,
 )
 from sqs_lease.keeper import consuming
+from sqs_lease.keeper.loop_thread import LoopThreadError
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, ScriptedFaults, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR
@@ -432,6 +433,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from sqs_lease import Consumer, blocking
 from sqs_lease.keeper import consuming
+from sqs_lease.keeper.loop_thread import LoopThreadError
 from tests.blocking.orders import Orders
 
 consuming.LONGEST_POLL_SECONDS = 0
@@ -683,3 +685,41 @@ def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         run_until(orders, lambda: orders.queue.deleted == 1, lambda _: None)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+class TestEndsWithAnErrorIfItCanNeverReceive:
+    """A supervisor can then start another one. One that went on would say the same for ever."""
+
+    @pytest.fixture
+    def consume(self, form: str) -> Iterator[Callable[[str], object]]:
+        timers: list[threading.Timer] = []
+
+        def consume(queue: str) -> object:
+            with Consumer(queue, max_messages=1) as consumer:
+                timers.append(threading.Timer(20, consumer.stop))
+                timers[0].start()
+                return getattr(consumer, form)(lambda _: None)
+
+        yield consume
+        timers[0].cancel()
+
+    def test_because_its_thread_died(self, orders: Orders, consume: Callable[[str], object]) -> None:
+        orders.queue.send("a")
+        is_received = Event()
+
+        def die_after_a_receive(call: TransportCall) -> Fault:
+            if call.operation is Operation.RECEIVE:
+                if is_received.is_set():
+                    raise SystemExit
+                is_received.set()
+            return NO_FAULT
+
+        orders.faults = die_after_a_receive
+        with pytest.raises(LoopThreadError, match="died of SystemExit"):
+            consume("orders")
+
+    def test_because_of_the_settings_of_the_queue(self, orders: Orders, consume: Callable[[str], object]) -> None:
+        orders.sqs.create_queue("instant", visibility_seconds=0)
+        with pytest.raises(ValueError, match="visibility timeout is 0 s"):
+            consume("instant")
