@@ -134,7 +134,7 @@ async def _opened(
 ) -> OpenQueue:
     # In a thread, because boto3 reads files to make a client.
     transport = await asyncio.to_thread(blocking.open_transport, client, settings.queue)
-    return OpenQueue(transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds)
+    return OpenQueue(transport, settings.queue, settings.options, longest_poll_seconds=longest_poll_seconds)
 
 
 class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):

@@ -130,9 +130,10 @@ def lease(
         ValueError: An argument is out of range.
         TypeError: An argument is of another type.
 
-    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used. At the end of a block
-    that succeeded it raises ``SettlementError`` if SQS refused to delete messages. The texts name the queue and the
-    remedy.
+    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used, and ``ValueError`` if
+    its settings do not fit: ``on_failure`` may dead-letter, and it has no dead-letter queue; or its visibility timeout
+    is 0, and ``visibility`` is not set. At the end of a block that succeeded it raises ``SettlementError`` if SQS
+    refused to delete messages. The texts name the queue and the remedy.
     """
     options = LeaseOptions.of(
         max_messages=max_messages,
@@ -225,9 +226,7 @@ class _Connection:
     ) -> None:
         transport = open_transport(client, settings.queue)
         self.host = LoopThread(f"sqs-lease {settings.queue}")
-        self.queue = OpenQueue(
-            transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds
-        )
+        self.queue = OpenQueue(transport, settings.queue, settings.options, longest_poll_seconds=longest_poll_seconds)
 
 
 class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
@@ -732,7 +731,8 @@ class Consumer(AbstractContextManager["Consumer"]):
             Counts of all messages.
 
         Raises:
-            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            ValueError: ``concurrency`` or ``stop_within`` is out of range, or the queue's settings do not fit: see
+                :func:`lease`.
             TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             LeasesLostError: See ``on_lost``.
@@ -793,7 +793,8 @@ class Consumer(AbstractContextManager["Consumer"]):
             stop_within: See :meth:`run`.
 
         Raises:
-            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            ValueError: ``concurrency`` or ``stop_within`` is out of range, or the queue's settings do not fit: see
+                :func:`lease`.
             TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             RuntimeError: The consumer was stopped or closed, or runs already.
@@ -823,7 +824,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 except SettlementError as error:
                     # Without a pause, a caller who may not delete would work through the whole queue, again and again.
                     logger.error("A batch was not settled: %s", error)  # noqa: TRY400 - the trace says nothing more
-                except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                except Exception as error:
                     if batch is None and not self._is_stopping:
                         raise  # the lease could not begin, and no other one can: it is not the work that failed
                     what = class_and_place(error)

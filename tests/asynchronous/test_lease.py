@@ -57,7 +57,7 @@ class Program:
         settings = LeaseSettings(queue=queue, options=asked, on_lost=on_lost)
 
         async def open_queue() -> OpenQueue:
-            return OpenQueue(self.orders.transport(), queue, asked.policy, clock=self.clock)
+            return OpenQueue(self.orders.transport(), queue, asked, clock=self.clock)
 
         return AsyncLeaseBlock(settings, on_event, open_queue, closes_queue=True)
 

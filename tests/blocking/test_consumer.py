@@ -692,11 +692,11 @@ class TestEndsWithAnErrorIfItCanNeverReceive:
     """A supervisor can then start another one. One that went on would say the same for ever."""
 
     @pytest.fixture
-    def consume(self, form: str) -> Iterator[Callable[[str], object]]:
+    def consume(self, form: str) -> Iterator[Callable[..., object]]:
         timers: list[threading.Timer] = []
 
-        def consume(queue: str) -> object:
-            with Consumer(queue, max_messages=1) as consumer:
+        def consume(queue: str, **options: Any) -> object:
+            with Consumer(queue, max_messages=1, **options) as consumer:
                 timers.append(threading.Timer(20, consumer.stop))
                 timers[0].start()
                 return getattr(consumer, form)(lambda _: None)
@@ -704,7 +704,7 @@ class TestEndsWithAnErrorIfItCanNeverReceive:
         yield consume
         timers[0].cancel()
 
-    def test_because_its_thread_died(self, orders: Orders, consume: Callable[[str], object]) -> None:
+    def test_because_its_thread_died(self, orders: Orders, consume: Callable[..., object]) -> None:
         orders.queue.send("a")
         is_received = Event()
 
@@ -719,7 +719,12 @@ class TestEndsWithAnErrorIfItCanNeverReceive:
         with pytest.raises(LoopThreadError, match="died of SystemExit"):
             consume("orders")
 
-    def test_because_of_the_settings_of_the_queue(self, orders: Orders, consume: Callable[[str], object]) -> None:
+    def test_because_of_its_visibility_timeout(self, orders: Orders, consume: Callable[..., object]) -> None:
         orders.sqs.create_queue("instant", visibility_seconds=0)
-        with pytest.raises(ValueError, match="visibility timeout is 0 s"):
+        with pytest.raises(ValueError, match="from instant: the queue's own visibility timeout is 0 s"):
             consume("instant")
+
+    def test_because_its_queue_has_no_dead_letters(self, orders: Orders, consume: Callable[..., object]) -> None:
+        orders.sqs.create_queue("plain")
+        with pytest.raises(ValueError, match=r"from plain: .* redrive policy"):
+            consume("plain", on_failure=dead_letter())

@@ -66,6 +66,28 @@ def bodies(batch: LeasedBatch) -> list[str]:
 
 
 class TestBeforeTheBlock:
+    @pytest.mark.parametrize("visibility", [None, 30])
+    @pytest.mark.parametrize(
+        "rule", [dead_letter(), by_exception({ValueError: dead_letter()}), by_exception({ValueError: release()})]
+    )
+    def test_a_rule_that_may_dead_letter_is_refused_for_a_queue_without_dead_letters(
+        self, orders: Orders, rule: FailureRule, visibility: int | None
+    ) -> None:
+        url = orders.sqs.create_queue("plain")
+        orders.sqs.send(url, "a")
+
+        def take() -> list[int]:
+            with lease("plain", visibility=visibility, on_failure=rule, wait=0) as batch:
+                return [message.receive_count for message in batch]
+
+        if rule.may_dead_letter:
+            with pytest.raises(ValueError, match=r"nothing is received from plain: .* redrive policy"):
+                take()
+            with lease("plain", wait=0) as batch:
+                assert [message.receive_count for message in batch] == [1]
+        else:
+            assert take() == [1]
+
     def test_a_receive_that_fails_gives_everything_back_whatever_the_failure_rule(self, orders: Orders) -> None:
         orders.queue.send("a", "b")
         # The first poll brings both, the second one looks for more and is denied.

@@ -82,6 +82,14 @@ class FailureRule(ABC):
             random: Source of jitter.
         """
 
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether it may move messages to the dead-letter queue; False unless a rule says so.
+
+        Nothing is received for such a rule from a queue that has no dead-letter queue.
+        """
+        return False
+
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the rule for an exception: this one, unless it is a choice of rules.
 
@@ -155,6 +163,11 @@ class DeadLetterRule(FailureRule):
         """Move the message to the dead-letter queue, with the reason."""
         return DeadLetter(reason)
 
+    @property
+    def may_dead_letter(self) -> bool:
+        """It always does."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class DiscardRule:
@@ -175,6 +188,11 @@ class ByExceptionRule(FailureRule):
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
         """Settle as for a failure without a known exception."""
         return self.otherwise.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether one of its rules may."""
+        return any(rule.may_dead_letter for rule in (self.otherwise, *dict(self.rules).values()))
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the rule of the first class that has one, from the exception's own class upwards."""

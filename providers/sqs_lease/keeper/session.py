@@ -213,7 +213,7 @@ class LeaseSession:
 
         Raises:
             SqsError: The queue cannot be used.
-            ValueError: The queue's own visibility timeout is 0.
+            ValueError: The queue's settings do not fit: see :meth:`OpenQueue.open`.
         """
         try:
             await self._receive()
