@@ -35,6 +35,7 @@ from sqs_lease.cli.session import (
     is_off_aws,
 )
 from sqs_lease.cli.versions import base_versions
+from sqs_lease.sqs.classification import redacted
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
@@ -155,7 +156,7 @@ def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext)
 def _elsewhere(queue_url: str, endpoint: str) -> Finding:
     return Finding.harm(
         "access",
-        f"its URL is at {endpoint_of(queue_url)}, and calls go to {endpoint}",
+        f"its URL is at {endpoint_of(queue_url)}, and calls go to {redacted(endpoint)}",
         why="AWS's clients call their configured endpoint, and ignore the host in a queue's URL. A lease would be on "
         "another queue, or the queue would not be found.",
         change="Set AWS_ENDPOINT_URL_SQS (in Airflow, the connection's endpoint_url), or give the queue's name.",
@@ -222,7 +223,7 @@ class _Examination:
         endpoint = self._client.meta.endpoint_url
         yield Finding.fine(
             "access",
-            f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
+            f"{redacted(endpoint)} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
             f"credentials from {credentials}",
         )
         given = client_credentials(self._client)

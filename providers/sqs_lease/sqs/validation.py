@@ -67,6 +67,7 @@ def queue_reference(queue: str) -> QueueReference:
     Raises:
         ValueError: ``queue`` is not a queue name, ARN or URL.
     """
+    _refuse_password(queue)
     if not isinstance(queue, str) or not queue.strip():
         raise ValueError(f"{queue!r} is not a queue name, ARN or URL")
     if queue.startswith("arn:"):
@@ -87,6 +88,7 @@ def check_queue_url(queue_url: str) -> QueueReference:
     Raises:
         ValueError: ``queue_url`` is not the URL of a queue.
     """
+    _refuse_password(queue_url)
     if not isinstance(queue_url, str) or "://" not in queue_url:
         raise ValueError(f"{queue_url!r} is not a queue URL; Transport.queue_url() finds the URL of a name or ARN")
     return _url_reference(queue_url)
@@ -180,6 +182,15 @@ def check_send(queue_url: str, body: str, *, message_group_id: str | None, dedup
         _check_token(message_group_id, "message_group_id", queue_url)
     if deduplication_id is not None:
         _check_token(deduplication_id, "deduplication_id", queue_url)
+
+
+def _refuse_password(queue: object) -> None:
+    """Refuse a URL with a user name or a password, before any text quotes it: errors and logs name the queue."""
+    if isinstance(queue, str) and "@" in queue:
+        raise ValueError(
+            "a queue has no @ in its name, ARN or URL, and this one is not shown, because a password may be before its "
+            "@: leave out all between // and the @. SQS reads no password from a URL; the client has the credentials"
+        )
 
 
 @lru_cache(maxsize=256)  # each call of a transport asks again for the same few queues
