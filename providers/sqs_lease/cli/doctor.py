@@ -39,12 +39,10 @@ from sqs_lease.sqs.classification import redacted
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
-from sqs_lease.sqs.validation import dead_letter_queue_url, queue_reference
+from sqs_lease.sqs.validation import dead_letter_queue_url, name_in_arn, queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
-
-_SOURCES: Final = "ListDeadLetterSourceQueues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +256,8 @@ class _Examination:
         """Read the queue's context, its dead-letter queue or its sources; return it with the findings."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:
-            answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
-            # The API writes this key unlike all others.
-            sources = None if answer.error is not None else tuple(answer.content.get("queueUrls", ()))
+            answer = self._caller.dead_letter_sources(queue.url)
+            sources = None if answer.error is not None else tuple(answer.content["queueUrls"])
             moving = _moving_findings(self._caller, queue.url, queue.arn, self._queue) if sources else []
             return replace(around, sources=sources), moving
         caller = QueueCaller(self._client, arn)
@@ -330,7 +327,7 @@ def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]
 
 
 def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
-    name = queue_reference(arn).name
+    name = name_in_arn(arn)
     for permission in permissions:
         if permission.permit is Permit.DENIED:
             yield _denied(
@@ -345,7 +342,7 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
     """Report a denied redrive, which does not affect leases. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
-    name = queue_reference(arn).name
+    name = name_in_arn(arn)
     if not denied:
         return []
     return [
@@ -362,7 +359,7 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     if isinstance(error, QueueNotFoundError):
         return Finding.harm(
             "dead_letter_queue",
-            f"its dead-letter queue {queue_reference(arn).name} does not exist, or this caller may not see it",
+            f"its dead-letter queue {name_in_arn(arn)} does not exist, or this caller may not see it",
             why="If it does not exist, SQS moves nothing: messages that always fail stay in this queue. dead_letter() "
             "cannot send.",
             change="Create that queue again, or name another one in the redrive policy.",
@@ -370,6 +367,6 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     finding = Finding.harm if isinstance(error, CredentialsError) else Finding.note
     return finding(
         "dead_letter_queue",
-        f"its dead-letter queue {queue_reference(arn).name} cannot be read: {error.text or error}",
+        f"its dead-letter queue {name_in_arn(arn)} cannot be read: {error.text or error}",
         why="dead_letter() needs sqs:SendMessage on it.",
     )

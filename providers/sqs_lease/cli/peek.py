@@ -31,6 +31,7 @@ from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes, Transport
+from sqs_lease.sqs.validation import name_in_arn
 
 MOST_MESSAGES: Final = 10_000
 
@@ -143,7 +144,7 @@ async def look(transport: Transport, url: str, most: int) -> Sample:
 
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
-    name = _name(attributes.arn)
+    name = name_in_arn(attributes.arn)
     counts = "Peeking receives the messages: the receive count of each goes up by one."
     if attributes.max_receive_count is None or attributes.dead_letter_arn is None:
         yield Mark.NOTE, f"{counts} {name} has no dead-letter queue, so that has no effect."
@@ -151,14 +152,14 @@ def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
         yield (
             Mark.WARNING,
             f"{counts} {name} allows {attributes.max_receive_count} receives (maxReceiveCount): a message that already "
-            f"had that many is not shown, but moves to {_name(attributes.dead_letter_arn)}.",
+            f"had that many is not shown, but moves to {name_in_arn(attributes.dead_letter_arn)}.",
         )
     if attributes.fifo:
         yield Mark.NOTE, "Messages behind these in their message groups are not shown, and wait until these are back."
 
 
 def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodies: bool) -> None:
-    name = _name(attributes.arn)
+    name = name_in_arn(attributes.arn)
     about = f"about {attributes.visible:,} visible, {attributes.in_flight:,} in flight, {attributes.delayed:,} delayed"
     if not sample.messages:
         screen.print(f"No message of {name} could be received ({about}).", markup=False)
@@ -237,7 +238,7 @@ def _reason(message: Message) -> str:
 
 def _source_queue(message: Message) -> str:
     """Return the name of the queue that SQS moved a message from; empty if it moved it from none."""
-    return _name(message.attributes.get(_SOURCE_ARN, ""))
+    return name_in_arn(message.attributes.get(_SOURCE_ARN, ""))
 
 
 def _literal(text: str) -> Text:
@@ -259,8 +260,8 @@ def _remarks(attributes: QueueAttributes, messages: Sequence[Message]) -> Iterat
     if last:
         yield (
             Mark.WARNING,
-            f"{last:,} had the last receive that {_name(attributes.arn)} allows: at the next one, SQS moves them to "
-            f"{_name(attributes.dead_letter_arn)}.",
+            f"{last:,} had the last receive that {name_in_arn(attributes.arn)} allows: at the next one, SQS moves them "
+            f"to {name_in_arn(attributes.dead_letter_arn)}.",
         )
 
 
@@ -289,7 +290,3 @@ def _as_json(url: str, attributes: QueueAttributes, sample: Sample, *, bodies: b
             for message in sample.messages
         ],
     }
-
-
-def _name(arn: str) -> str:
-    return arn.rpartition(":")[2]

@@ -34,7 +34,7 @@ from sqs_lease.sqs.move_tasks import (
     RedriveTransport,
 )
 from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import FIFO_SUFFIX, queue_reference
+from sqs_lease.sqs.validation import FIFO_SUFFIX, name_in_arn, queue_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Move:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return queue_reference(self.attributes.arn).name
+        return name_in_arn(self.attributes.arn)
 
 
 def redrive(

@@ -58,7 +58,12 @@ def dead_letter_queue_url(queue_url: str, dead_letter_arn: str) -> str:
     SQS wants both in one account and region. So they differ in their names only, and what other servers write into the
     ARN as a region does not matter.
     """
-    return f"{queue_url.rpartition('/')[0]}/{dead_letter_arn.rpartition(':')[2]}"
+    return f"{queue_url.rpartition('/')[0]}/{name_in_arn(dead_letter_arn)}"
+
+
+def name_in_arn(arn: str) -> str:
+    """Return the queue's name in an ARN of a server's answer: servers other than AWS write ARNs of their own form."""
+    return arn.rpartition(":")[2]
 
 
 def queue_reference(queue: str) -> QueueReference:
