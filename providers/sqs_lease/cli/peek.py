@@ -29,6 +29,7 @@ from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 from sqs_lease.sqs.validation import name_in_arn
@@ -61,17 +62,21 @@ class Sample:
         messages: The messages.
         looked_at: When they were received, in seconds since the epoch.
         given_back: How many of them are visible again; the others will be within a minute.
+        error: Why there may be more messages than these; None if the queue gave all that it had, or as many as wanted.
     """
 
     messages: Sequence[Message]
     looked_at: float
     given_back: int
+    error: SqsError | None = None
 
     @property
-    def not_given_back(self) -> str:
-        """Return a sentence with the number of messages that could not be given back; empty without any."""
-        left = len(self.messages) - self.given_back
-        return "" if not left else f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s."
+    def trouble(self) -> list[str]:
+        """Return sentences with what went wrong: there may be more messages, or some could not be given back."""
+        texts = [] if self.error is None else [f"There may be more messages than these. {self.error}"]
+        if left := len(self.messages) - self.given_back:
+            texts.append(f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s.")
+        return texts
 
 
 def peek(
@@ -106,8 +111,8 @@ def peek(
         print_json(_as_json(url, attributes, sample, bodies=bodies))
     else:
         _show(console(), attributes, sample, bodies=bodies)
-    if sample.not_given_back:
-        print_remarks(remarks, [(Mark.BAD, sample.not_given_back)])
+    if sample.trouble:
+        print_remarks(remarks, [(Mark.BAD, text) for text in sample.trouble])
         raise typer.Exit(ExitCode.TROUBLE)
 
 
@@ -140,7 +145,7 @@ async def look(transport: Transport, url: str, most: int) -> Sample:
         finally:
             settled = await batch.release_all()
     given_back = sum(each.outcome is Outcome.RELEASED for each in settled.values())
-    return Sample(collected.messages, clock.wall(), given_back)
+    return Sample(collected.messages, clock.wall(), given_back, collected.error)
 
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
@@ -227,9 +232,13 @@ def _attributes(message: Message) -> str:
 def _cause(message: Message) -> str:
     """Return why a message was dead-lettered; empty if it does not say."""
     source, reason = _source_queue(message), _reason(message)
-    if not reason:
-        return f"received too often from {source}" if source else ""
-    return reason if len(reason) <= CAUSE_CHARACTERS else f"{reason[:CAUSE_CHARACTERS]}…"
+    if len(reason) > CAUSE_CHARACTERS:
+        reason = f"{reason[:CAUSE_CHARACTERS]}…"
+    if not source:
+        return reason
+    # dead_letter() sends a message of its own, without a source. So a reason beside one is that of an earlier time,
+    # before a redrive.
+    return f"received too often from {source}" + (f"; before a redrive: {reason}" if reason else "")
 
 
 def _reason(message: Message) -> str:
@@ -274,6 +283,7 @@ def _as_json(url: str, attributes: QueueAttributes, sample: Sample, *, bodies: b
         "max_receive_count": attributes.max_receive_count,
         "dead_letter_arn": attributes.dead_letter_arn,
         "given_back": sample.given_back,
+        "error": None if sample.error is None else str(sample.error),
         "messages": [
             {
                 "message_id": message.message_id,
