@@ -346,6 +346,7 @@ class _OpenLease:
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._has_ended = False
+        self._is_given_back = False
         self._dropped = weakref.finalize(self, _give_back_dropped, self._host, self.session, ends_thread=closes_queue)
         # The end of the interpreter must not wait for it.
         self._dropped.atexit = False
@@ -401,7 +402,7 @@ class _OpenLease:
             # The leases belong to another process, or the interpreter ends, so that calls are impossible: they lapse.
             return
         if self.is_over:
-            if error is None:
+            if error is None and self._is_given_back:
                 raise RuntimeError(f"The lease of {self.session.queue} was given back before its block ended")
             return
         if isinstance(error, GeneratorExit) and threading.get_ident() != self._thread:
@@ -457,6 +458,7 @@ class _OpenLease:
         """Give back unsettled messages and end, unless the lease has ended before; return whether it was open."""
         if self.is_over:
             return False
+        self._is_given_back = True
         self._end()
         return True
 
@@ -900,7 +902,10 @@ class Consumer(AbstractContextManager["Consumer"]):
                 with suppress(LoopThreadError):
                     opened.host.run(opened.queue.close())
             finally:
-                opened.host.stop()
+                opened.host.stop(
+                    f"the consumer of {self._settings.queue} was closed. Messages of leases that were open are visible "
+                    "again when their visibility timeout ends"
+                )
 
     def _open(self) -> _Connection:
         with self._opening:

@@ -15,6 +15,7 @@ import pytest
 from sqs_lease import (
     AsyncConsumer,
     AsyncLeasedBatch,
+    KeeperClosedError,
     LeaseReport,
     LeasesLostError,
     Message,
@@ -609,6 +610,20 @@ def test_work_that_swallows_its_cancellation_does_not_keep_the_consumer_running(
 
     program.run(main)
     assert sorted(program.orders.queue.visible) == ["a", "b"]
+
+
+def test_a_lease_that_is_open_when_its_consumer_is_closed_says_so(program: Program) -> None:
+    program.orders.queue.send("a")
+
+    async def main() -> None:
+        consumer = program.consumer(linger=0)
+        async with consumer.lease() as batch:
+            await consumer.aclose()
+            await batch.succeed(list(batch))
+
+    with pytest.raises(KeeperClosedError, match=r"1 message of .*: no longer held here.* was closed"):
+        program.run(main)
+    assert program.orders.queue.deleted == 0
 
 
 def test_leases_of_one_consumer_share_its_client(program: Program) -> None:

@@ -569,7 +569,7 @@ class TestBatches:
 
             def stop() -> None:
                 try:
-                    eventually(lambda: "were not settled as asked" in caplog.text)
+                    eventually(lambda: "not settled as asked" in caplog.text)
                 finally:
                     consumer.stop()
 
@@ -685,6 +685,20 @@ def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         run_until(orders, lambda: orders.queue.deleted == 1, lambda _: None)
     assert caplog.records == []
+
+
+def test_a_lease_that_is_open_when_its_consumer_is_closed_says_so(orders: Orders) -> None:
+    orders.queue.send("a")
+    consumer = Consumer("orders", linger=0)
+
+    def work() -> None:
+        with consumer.lease() as batch:
+            consumer.close()
+            batch.succeed(list(batch))
+
+    with pytest.raises(LoopThreadError, match=r"the consumer of orders was closed.* visible again when"):
+        work()
+    assert orders.queue.invisible == ["a"]
 
 
 @pytest.mark.parametrize("form", ["run", "run_batches"])

@@ -574,7 +574,7 @@ class TestAnEndThatIsInterrupted:
         report = batch.report()
         assert (report.deleted, report.failed, report.held) == (0, 600, 0)
         assert "600 messages" in self.notes
-        assert "were not settled as asked" in caplog.text
+        assert "not settled as asked" in caplog.text
 
 
 def test_an_interrupted_block_waits_no_longer_than_it_may_for_messages_that_cannot_be_given_back(
@@ -615,7 +615,7 @@ class TestWhatTheServiceRefuses:
         with pytest.raises(ZeroDivisionError) as caught, lease("orders", linger=0):
             raise ZeroDivisionError
         (note,) = caught.value.__notes__
-        assert "1 messages" in note
+        assert "1 message" in note
         assert "AccessDenied" in note
 
     def test_within_the_block_the_call_raises_and_the_end_does_not_again(self, orders: Orders) -> None:
@@ -624,7 +624,7 @@ class TestWhatTheServiceRefuses:
         with lease("orders", linger=0) as batch:
             first, _ = batch
             batch.succeed(first)
-            with pytest.raises(SettlementError, match="1 messages"):
+            with pytest.raises(SettlementError, match="1 message"):
                 batch.flush()
             batch.release(batch)
         assert orders.queue.visible == ["b"]
@@ -654,7 +654,7 @@ class TestWhatTheServiceRefuses:
                 eventually(lambda: batch.report().failed == 1)
                 batch.release(second)
 
-        with pytest.raises(SettlementError, match="1 messages"):
+        with pytest.raises(SettlementError, match="1 message"):
             work()
         assert orders.queue.visible == ["b"]
 
@@ -663,7 +663,7 @@ class TestWhatTheServiceRefuses:
         orders.faults = refused(Operation.CHANGE_VISIBILITY)
         with pytest.raises(KeyboardInterrupt), lease("orders", linger=0):
             raise KeyboardInterrupt
-        assert "were not settled as asked" in caplog.text
+        assert "not settled as asked" in caplog.text
 
 
 class TestWhatWasLost:
@@ -834,6 +834,22 @@ class TestAfterTheBlock:
             with lease("orders", max_messages=30) as batch:
                 assert len(batch) == 30
             del batch
+
+    def test_leaving_it_once_more_does_nothing(self, orders: Orders) -> None:
+        orders.queue.send("a")
+        block = lease("orders", linger=0)
+        with block:
+            pass
+        block.__exit__(None, None, None)
+        assert orders.queue.deleted == 1
+
+    @pytest.mark.parametrize("several", [["a", "b"], []], ids=str)
+    def test_several_messages_are_not_asked_for_at_once(self, orders: Orders, several: list[str]) -> None:
+        orders.queue.send("a", "b")
+        with lease("orders", linger=0) as batch:
+            some: Any = [message for message in batch if message.body in several]
+            with pytest.raises(TypeError, match=f"one message or its id, not {len(several)}: ask for each"):
+                batch.still_held(some)
 
     def test_the_messages_and_the_report_stay(self, orders: Orders) -> None:
         orders.queue.send("a")

@@ -24,7 +24,7 @@ from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.session import queue_session
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, count_of
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
@@ -105,7 +105,7 @@ def peek(
         remarks = Console(stderr=True, highlight=False)
         print_remarks(remarks, _price(attributes))
         if attributes.max_receive_count is not None and not yes and sys.stdin.isatty():
-            typer.confirm(f"Receive up to {most:,} messages?", default=True, abort=True, err=True)
+            typer.confirm(f"Receive up to {count_of(most)}?", default=True, abort=True, err=True)
         sample = session.run(look(session.transport, url, most))
     if as_json:
         print_json(_as_json(url, attributes, sample, bodies=bodies))
@@ -156,8 +156,8 @@ def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
     else:
         yield (
             Mark.WARNING,
-            f"{counts} {name} allows {attributes.max_receive_count} receives (maxReceiveCount): a message that already "
-            f"had that many is not shown, but moves to {name_in_arn(attributes.dead_letter_arn)}.",
+            f"{counts} {name} allows {count_of(attributes.max_receive_count, 'receive')} (maxReceiveCount): a message "
+            f"that already had that many is not shown, but moves to {name_in_arn(attributes.dead_letter_arn)}.",
         )
     if attributes.fifo:
         yield Mark.NOTE, "Messages behind these in their message groups are not shown, and wait until these are back."
@@ -169,8 +169,7 @@ def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodie
     if not sample.messages:
         screen.print(f"No message of {name} could be received ({about}).", markup=False)
         return
-    noun = "message" if len(sample.messages) == 1 else "messages"
-    screen.print(f"{len(sample.messages):,} {noun} of {name} ({about})", markup=False)
+    screen.print(f"{count_of(len(sample.messages))} of {name} ({about})", markup=False)
     screen.print(_table(attributes, sample, screen))
     if bodies:
         for message in sample.messages:

@@ -19,6 +19,7 @@ from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, print_js
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.session import TERMINATED, queue_session
 from sqs_lease.core.calls import Verdict
+from sqs_lease.core.messages import count_of
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
 from sqs_lease.sqs.move_tasks import (
@@ -238,7 +239,7 @@ def _progress(aside: Console, move: Move) -> Iterator[Callable[[MoveTask], None]
 def _plan(move: Move, rate: int | None) -> str:
     pace = "" if rate is None else f", at most {rate} a second"
     held = f" {move.attributes.in_flight:,} in flight stay." if move.attributes.in_flight else ""
-    visible = _messages(move.attributes.visible)
+    visible = count_of(move.attributes.visible)
     return f"To move: about {visible} of {move.name}, {move.where}. SQS moves them{pace}.{held}"
 
 
@@ -277,12 +278,8 @@ def _trouble(task: MoveTask) -> str:
 
 def _moved(task: MoveTask) -> str:
     if task.to_move is None or task.to_move == task.moved:
-        return _messages(task.moved)
-    return f"{task.moved:,} of {_messages(task.to_move)}"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
+        return count_of(task.moved)
+    return f"{task.moved:,} of {count_of(task.to_move)}"
 
 
 def _report(task: MoveTask) -> dict[str, Any]:

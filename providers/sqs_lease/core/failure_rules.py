@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, count_of
 
 RELEASES_AT_ONCE: Final = 3
 """How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
@@ -431,9 +431,8 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
 
     def __init__(self, message_ids: NamedMessage | Iterable[NamedMessage]) -> None:
         self.message_ids = ids_of(message_ids)
-        count = len(self.message_ids)
-        failed = "1 message failed" if count == 1 else f"{count} messages failed"
-        super().__init__(f"{failed}: {', '.join(map(shown_id, self.message_ids[:10]))}")
+        failed = count_of(len(self.message_ids))
+        super().__init__(f"{failed} failed: {', '.join(map(shown_id, self.message_ids[:10]))}")
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:
