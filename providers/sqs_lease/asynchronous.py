@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqs_lease import blocking
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.functions import require_function
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -694,10 +695,7 @@ class _Handling:
     """
 
     def __init__(self, handle: object, queue: str) -> None:
-        if not callable(handle) or inspect.isasyncgenfunction(handle) or inspect.isgeneratorfunction(handle):
-            raise TypeError(
-                f"handle must be a coroutine function, not {handle!r}: a generator does its work only in a loop"
-            )
+        require_function(handle, "handle", may_await=True)
         self._queue = queue
         self._blocks = False
 

@@ -6,7 +6,6 @@ For asyncio programs there is :mod:`sqs_lease.asynchronous`. Their common part i
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.functions import require_function
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -740,7 +740,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             LeasesLostError: See ``on_lost``.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        _check_handle(handle)
+        require_function(handle, "handle", instead="use AsyncConsumer")
         with self._running(concurrency, self._settings.options.max_messages, stop_within) as (opened, seconds):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
@@ -801,7 +801,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        _check_handle(handle)
+        require_function(handle, "handle", instead="use AsyncConsumer")
         blocks: dict[LeaseBlock, None] = {}  # those that are worked on
         was_answered = threading.Event()
 
@@ -968,16 +968,6 @@ def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _check_handle(handle: object) -> None:
-    """Refuse a function whose call does no work: its messages would be deleted all the same."""
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if not callable(handle) or any(is_kind(handle) for is_kind in kinds):
-        raise TypeError(
-            f"handle must be a function that works on what it gets when it is called, not {handle!r}: for a coroutine "
-            "function use AsyncConsumer; a generator does its work only in a loop"
-        )
 
 
 @contextmanager

@@ -129,7 +129,7 @@ class TestBeforeTheBlock:
     @pytest.mark.parametrize("listener", [3, asynchronous, partial(asynchronous), generating], ids=repr)
     def test_a_listener_that_would_do_nothing_is_refused(self, listener: Any) -> None:
         for made in (lease, async_lease, Consumer, AsyncConsumer):
-            with pytest.raises(TypeError, match="on_event must be a function that does its work when it is called"):
+            with pytest.raises(TypeError, match=r"on_event (must be a function|is async|yields)"):
                 made("orders", on_event=listener)
 
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
