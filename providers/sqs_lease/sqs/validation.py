@@ -15,7 +15,7 @@ from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS, MAX
 
 FIFO_SUFFIX: Final = ".fifo"
 
-_NAME_CHARACTERS: Final = 80
+MOST_NAME_CHARACTERS: Final = 80
 _TOKEN_CHARACTERS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ARN: Final = re.compile(
@@ -223,10 +223,10 @@ def region_of_host(host: str) -> str | None:
 
 
 def _checked_name(name: str, given: str) -> str:
-    if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
+    if len(name) > MOST_NAME_CHARACTERS or not _NAME.fullmatch(name):
         where = "" if name == given else f" (in {given!r})"
         raise ValueError(
-            f"{name!r}{where} is not a queue name: a name has 1 to {_NAME_CHARACTERS} letters, digits, hyphens and "
+            f"{name!r}{where} is not a queue name: a name has 1 to {MOST_NAME_CHARACTERS} letters, digits, hyphens and "
             f"underscores, and ends in {FIFO_SUFFIX} for a FIFO queue"
         )
     return name
