@@ -214,14 +214,12 @@ class ClientTransport(ABC):
         self, source_arn: str, *, destination_arn: str | None = None, max_per_second: int | None = None
     ) -> str:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.start_move_task`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         parameters = move_tasks.start_request(source_arn, destination_arn, max_per_second)
         answer = await self._perform("StartMessageMoveTask", parameters, source_arn)
         return read_answer(lambda: requests.text_of(answer["TaskHandle"]), "StartMessageMoveTask", source_arn)
 
     async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.move_tasks`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         parameters = {"SourceArn": source_arn, "MaxResults": MAX_LISTED_TASKS}
 
         async def read() -> list[MoveTask]:
@@ -232,7 +230,6 @@ class ClientTransport(ABC):
 
     async def cancel_move_task(self, source_arn: str, handle: str) -> None:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.cancel_move_task`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         await self._perform("CancelMessageMoveTask", {"TaskHandle": handle}, source_arn, secrets=[handle])
 
     async def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
