@@ -202,14 +202,17 @@ async def _move(
     transport: RedriveTransport, move: Move, rate: int | None, show: Callable[[MoveTask], None]
 ) -> tuple[MoveTask, bool]:
     """Move, and return the task at its end, with whether Ctrl-C or SIGTERM cancelled it."""
-    starting = asyncio.ensure_future(FollowedTask.start(transport, move.attributes.arn, move.destination_arn, rate))
+    # An interruption until here has nothing to cancel, and starts nothing.
+    task = await FollowedTask.next_one(transport, move.attributes.arn)
+    starting = asyncio.ensure_future(task.start(move.destination_arn, rate))
     try:
-        started = await asyncio.shield(starting)
-        return await started.follow(show), False
+        await asyncio.shield(starting)
+        return await task.follow(show), False
     except asyncio.CancelledError:
         # The start may be on its way, and the task would go on without this command.
         await end_of(starting)
-        return await starting.result().cancel(), True
+        starting.result()
+        return await task.cancel(), True
 
 
 async def _cancel(transport: RedriveTransport, queue: str) -> tuple[str, MoveTask | None]:
