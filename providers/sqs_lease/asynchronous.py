@@ -455,6 +455,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         self._is_running = False
         self._is_closed = False
         self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._on_stop: Callable[[], object] = _nothing
 
     async def __aexit__(
@@ -632,11 +633,16 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     raise failure
 
     def stop(self) -> None:
-        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Call it in the event loop.
+        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Any thread may call it.
 
         A stopped consumer no longer receives.
         """
-        if not self._stopping.is_set():
+        loop = self._loop
+        if loop is not None and _running_loop() is not loop:
+            # A loop that is closed has ended its work.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.stop)
+        elif not self._stopping.is_set():
             self._stopping.set()
             self._on_stop()
 
@@ -675,13 +681,14 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         if self._is_running or self._stopping.is_set():
             raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
         self._is_running = True
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         try:
             queue = await self._open()
             with blocking.stopped_by_signals(lambda: loop.call_soon_threadsafe(self.stop)):
                 yield queue, seconds
         finally:
             self._is_running = False
+            self._loop = None
             self._on_stop = _nothing
             if self._is_closed:
                 await self._close()

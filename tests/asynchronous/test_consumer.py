@@ -188,6 +188,23 @@ def test_leases_are_extended_between_messages_whose_work_never_awaits(program: P
     assert (report.received, report.deleted, report.late) == (50, 50, 0)
 
 
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_another_thread_may_stop_it(program: Program, form: str) -> None:
+    program.orders.queue.send("a", "b")
+
+    async def main() -> None:
+        async with program.consumer(max_messages=1, linger=0) as consumer:
+
+            async def work(_: object) -> None:
+                await asyncio.to_thread(consumer.stop)
+                await asyncio.sleep(1)
+
+            await asyncio.wait_for(getattr(consumer, form)(work), 300)
+
+    program.run(main)
+    assert (program.orders.queue.deleted, len(program.orders.queue.visible)) == (1, 1)
+
+
 def test_it_stops_between_messages_whose_work_never_awaits(program: Program) -> None:
     program.orders.queue.send(*map(str, range(10)))
     worked: list[str] = []
