@@ -14,11 +14,11 @@ from sqs_lease.keeper.telemetry import metered, open_telemetry_meter
 from sqs_lease.sqs.transport import QueueAttributes, Transport
 
 
-def without_dead_letter_queue(queue: str) -> str:
-    """Return the text that refuses a failure rule, because the queue has no dead-letter queue."""
+def without_dead_letter_queue(queue: str, option: str = "on_failure") -> str:
+    """Return the text that refuses the rule of an option, because the queue has no dead-letter queue."""
     return (
-        f"nothing is received from {queue}: on_failure may send messages to a dead-letter queue, and the queue has "
-        "none. Give the queue a redrive policy, or choose another rule for on_failure"
+        f"nothing is received from {queue}: {option} may send messages to a dead-letter queue, and the queue has "
+        f"none. Give the queue a redrive policy, or choose another rule for {option}"
     )
 
 
