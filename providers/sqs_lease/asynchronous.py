@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqs_lease import blocking
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.functions import require_function
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -134,7 +135,7 @@ async def _opened(
 ) -> OpenQueue:
     # In a thread, because boto3 reads files to make a client.
     transport = await asyncio.to_thread(blocking.open_transport, client, settings.queue)
-    return OpenQueue(transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds)
+    return OpenQueue(transport, settings.queue, settings.options, longest_poll_seconds=longest_poll_seconds)
 
 
 class AsyncLeaseBlock(AbstractAsyncContextManager["AsyncLeasedBatch"]):
@@ -454,6 +455,7 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         self._is_running = False
         self._is_closed = False
         self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._on_stop: Callable[[], object] = _nothing
 
     async def __aexit__(
@@ -502,6 +504,9 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
 
             async def work_until_cancelled() -> None:
                 while not _is_cancelled():
+                    # Work that never awaits would otherwise go through all messages in hand without a turn of the loop,
+                    # which extends the leases of those that wait, settles, and stops.
+                    await asyncio.sleep(0)
                     work = await works.get()
                     if not consumption.claim(work):
                         continue
@@ -587,6 +592,8 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                 except (Exception, asyncio.CancelledError) as error:
                     if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                         raise
+                    if batch is None and isinstance(error, Exception) and not self._stopping.is_set():
+                        raise  # the lease could not begin, and no other one can: it is not the work that failed
                     # The end of the block settled the batch.
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
@@ -626,11 +633,16 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
                     raise failure
 
     def stop(self) -> None:
-        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Call it in the event loop.
+        """Stop: :meth:`run` and :meth:`run_batches` return when their work has ended. Any thread may call it.
 
         A stopped consumer no longer receives.
         """
-        if not self._stopping.is_set():
+        loop = self._loop
+        if loop is not None and _running_loop() is not loop:
+            # A loop that is closed has ended its work.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.stop)
+        elif not self._stopping.is_set():
             self._stopping.set()
             self._on_stop()
 
@@ -669,13 +681,14 @@ class AsyncConsumer(AbstractAsyncContextManager["AsyncConsumer"]):
         if self._is_running or self._stopping.is_set():
             raise RuntimeError(f"The consumer of {self._settings.queue} runs already, or was stopped: make another one")
         self._is_running = True
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         try:
             queue = await self._open()
             with blocking.stopped_by_signals(lambda: loop.call_soon_threadsafe(self.stop)):
                 yield queue, seconds
         finally:
             self._is_running = False
+            self._loop = None
             self._on_stop = _nothing
             if self._is_closed:
                 await self._close()
@@ -689,10 +702,7 @@ class _Handling:
     """
 
     def __init__(self, handle: object, queue: str) -> None:
-        if not callable(handle) or inspect.isasyncgenfunction(handle) or inspect.isgeneratorfunction(handle):
-            raise TypeError(
-                f"handle must be a coroutine function, not {handle!r}: a generator does its work only in a loop"
-            )
+        require_function(handle, "handle", may_await=True)
         self._queue = queue
         self._blocks = False
 

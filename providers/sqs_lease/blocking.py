@@ -6,7 +6,6 @@ For asyncio programs there is :mod:`sqs_lease.asynchronous`. Their common part i
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.failure_rules import Delete, FailureRule, Release, Settlement
+from sqs_lease.core.functions import require_function
 from sqs_lease.core.limits import MAX_WAIT_SECONDS
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.core.policies import RenewalPolicy
@@ -130,9 +130,10 @@ def lease(
         ValueError: An argument is out of range.
         TypeError: An argument is of another type.
 
-    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used. At the end of a block
-    that succeeded it raises ``SettlementError`` if SQS refused to delete messages. The texts name the queue and the
-    remedy.
+    The ``with`` statement raises ``sqs_lease.sqs.errors.SqsError`` if the queue cannot be used, and ``ValueError`` if
+    its settings do not fit: ``on_failure`` may dead-letter, and it has no dead-letter queue; or its visibility timeout
+    is 0, and ``visibility`` is not set. At the end of a block that succeeded it raises ``SettlementError`` if SQS
+    refused to delete messages. The texts name the queue and the remedy.
     """
     options = LeaseOptions.of(
         max_messages=max_messages,
@@ -225,9 +226,7 @@ class _Connection:
     ) -> None:
         transport = open_transport(client, settings.queue)
         self.host = LoopThread(f"sqs-lease {settings.queue}")
-        self.queue = OpenQueue(
-            transport, settings.queue, settings.options.policy, longest_poll_seconds=longest_poll_seconds
-        )
+        self.queue = OpenQueue(transport, settings.queue, settings.options, longest_poll_seconds=longest_poll_seconds)
 
 
 class LeaseBlock(AbstractContextManager["OwnLeasedBatch"]):
@@ -347,6 +346,7 @@ class _OpenLease:
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._has_ended = False
+        self._is_given_back = False
         self._dropped = weakref.finalize(self, _give_back_dropped, self._host, self.session, ends_thread=closes_queue)
         # The end of the interpreter must not wait for it.
         self._dropped.atexit = False
@@ -402,7 +402,7 @@ class _OpenLease:
             # The leases belong to another process, or the interpreter ends, so that calls are impossible: they lapse.
             return
         if self.is_over:
-            if error is None:
+            if error is None and self._is_given_back:
                 raise RuntimeError(f"The lease of {self.session.queue} was given back before its block ended")
             return
         if isinstance(error, GeneratorExit) and threading.get_ident() != self._thread:
@@ -458,6 +458,7 @@ class _OpenLease:
         """Give back unsettled messages and end, unless the lease has ended before; return whether it was open."""
         if self.is_over:
             return False
+        self._is_given_back = True
         self._end()
         return True
 
@@ -732,13 +733,14 @@ class Consumer(AbstractContextManager["Consumer"]):
             Counts of all messages.
 
         Raises:
-            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            ValueError: ``concurrency`` or ``stop_within`` is out of range, or the queue's settings do not fit: see
+                :func:`lease`.
             TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             LeasesLostError: See ``on_lost``.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        _check_handle(handle)
+        require_function(handle, "handle", instead="use AsyncConsumer")
         with self._running(concurrency, self._settings.options.max_messages, stop_within) as (opened, seconds):
             works: SimpleQueue[Work | None] = SimpleQueue()
             listener = None if self._on_event is None else Listener(self._on_event)
@@ -793,12 +795,13 @@ class Consumer(AbstractContextManager["Consumer"]):
             stop_within: See :meth:`run`.
 
         Raises:
-            ValueError: ``concurrency`` or ``stop_within`` is out of range.
+            ValueError: ``concurrency`` or ``stop_within`` is out of range, or the queue's settings do not fit: see
+                :func:`lease`.
             TypeError: ``handle`` is not a function, or one that does not do its work when it is called.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; only before its first answer.
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
-        _check_handle(handle)
+        require_function(handle, "handle", instead="use AsyncConsumer")
         blocks: dict[LeaseBlock, None] = {}  # those that are worked on
         was_answered = threading.Event()
 
@@ -823,7 +826,9 @@ class Consumer(AbstractContextManager["Consumer"]):
                 except SettlementError as error:
                     # Without a pause, a caller who may not delete would work through the whole queue, again and again.
                     logger.error("A batch was not settled: %s", error)  # noqa: TRY400 - the trace says nothing more
-                except Exception as error:  # noqa: BLE001 - it is logged, and the end of the block settled the batch
+                except Exception as error:
+                    if batch is None and not self._is_stopping:
+                        raise  # the lease could not begin, and no other one can: it is not the work that failed
                     what = class_and_place(error)
                     logger.error("The work on a batch of %s failed: %s", self._settings.queue, what)  # noqa: TRY400
                     if batch is None or not batch.report().failed:
@@ -897,7 +902,10 @@ class Consumer(AbstractContextManager["Consumer"]):
                 with suppress(LoopThreadError):
                     opened.host.run(opened.queue.close())
             finally:
-                opened.host.stop()
+                opened.host.stop(
+                    f"the consumer of {self._settings.queue} was closed. Messages of leases that were open are visible "
+                    "again when their visibility timeout ends"
+                )
 
     def _open(self) -> _Connection:
         with self._opening:
@@ -960,16 +968,6 @@ def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _check_handle(handle: object) -> None:
-    """Refuse a function whose call does no work: its messages would be deleted all the same."""
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if not callable(handle) or any(is_kind(handle) for is_kind in kinds):
-        raise TypeError(
-            f"handle must be a function that works on what it gets when it is called, not {handle!r}: for a coroutine "
-            "function use AsyncConsumer; a generator does its work only in a loop"
-        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 from sqs_lease import (
     AsyncConsumer,
     AsyncLeasedBatch,
+    KeeperClosedError,
     LeaseReport,
     LeasesLostError,
     Message,
@@ -137,7 +138,7 @@ def test_a_handler_that_would_not_do_its_work_is_refused(program: Program, form:
 
     async def main() -> None:
         async with program.consumer() as consumer:
-            with pytest.raises(TypeError, match="handle must be a coroutine function"):
+            with pytest.raises(TypeError, match=r"handle (must be a function|yields)"):
                 await getattr(consumer, form)(handle)
 
     program.run(main)
@@ -174,6 +175,52 @@ def test_work_of_a_plain_function_is_done_once_and_said_to_block(
     assert [record.levelname for record in caplog.records if "not a coroutine function" in record.message] == [
         "WARNING"
     ]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_leases_are_extended_between_messages_whose_work_never_awaits(program: Program, concurrency: int) -> None:
+    program.orders.queue.send(*map(str, range(50)))
+
+    async def blocking_work(_: Message) -> None:
+        program.clock.advance(1)  # as time.sleep() does: nothing else runs meanwhile
+
+    report = program.consume(blocking_work, seconds=300, concurrency=concurrency)
+    assert (report.received, report.deleted, report.late) == (50, 50, 0)
+
+
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_another_thread_may_stop_it(program: Program, form: str) -> None:
+    program.orders.queue.send("a", "b")
+
+    async def main() -> None:
+        async with program.consumer(max_messages=1, linger=0) as consumer:
+
+            async def work(_: object) -> None:
+                await asyncio.to_thread(consumer.stop)
+                await asyncio.sleep(1)
+
+            await asyncio.wait_for(getattr(consumer, form)(work), 300)
+
+    program.run(main)
+    assert (program.orders.queue.deleted, len(program.orders.queue.visible)) == (1, 1)
+
+
+def test_it_stops_between_messages_whose_work_never_awaits(program: Program) -> None:
+    program.orders.queue.send(*map(str, range(10)))
+    worked: list[str] = []
+
+    async def main() -> None:
+        async with program.consumer() as consumer:
+
+            async def work(message: Message) -> None:
+                worked.append(message.body)
+                asyncio.get_running_loop().call_soon(consumer.stop)  # as a signal does
+
+            await consumer.run(work)
+
+    program.run(main)
+    assert len(worked) == 1
+    assert len(program.orders.queue.visible) == 9
 
 
 def test_a_group_keeps_its_order_and_those_behind_a_failed_one_go_back_unworked(program: Program) -> None:
@@ -535,6 +582,18 @@ def test_it_pauses_after_refused_deletes_also_when_the_work_failed_a_message(pro
     assert len(worked_on) <= 60
 
 
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_it_ends_with_an_error_if_the_queue_can_never_be_leased_from(program: Program, form: str) -> None:
+    program.orders.sqs.create_queue("instant", visibility_seconds=0)
+
+    async def main() -> None:
+        async with program.consumer("instant", visibility=None) as consumer:
+            with pytest.raises(ValueError, match="visibility timeout is 0 s"):
+                await getattr(consumer, form)(at_once)
+
+    program.run(main)
+
+
 def test_a_batch_is_given_back_when_its_work_does_not_end_in_time(program: Program) -> None:
     program.orders.queue.send("a")
 
@@ -568,6 +627,20 @@ def test_work_that_swallows_its_cancellation_does_not_keep_the_consumer_running(
 
     program.run(main)
     assert sorted(program.orders.queue.visible) == ["a", "b"]
+
+
+def test_a_lease_that_is_open_when_its_consumer_is_closed_says_so(program: Program) -> None:
+    program.orders.queue.send("a")
+
+    async def main() -> None:
+        consumer = program.consumer(linger=0)
+        async with consumer.lease() as batch:
+            await consumer.aclose()
+            await batch.succeed(list(batch))
+
+    with pytest.raises(KeeperClosedError, match=r"1 message of .*: no longer held here.* was closed"):
+        program.run(main)
+    assert program.orders.queue.deleted == 0
 
 
 def test_leases_of_one_consumer_share_its_client(program: Program) -> None:

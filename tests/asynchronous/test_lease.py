@@ -57,7 +57,7 @@ class Program:
         settings = LeaseSettings(queue=queue, options=asked, on_lost=on_lost)
 
         async def open_queue() -> OpenQueue:
-            return OpenQueue(self.orders.transport(), queue, asked.policy, clock=self.clock)
+            return OpenQueue(self.orders.transport(), queue, asked, clock=self.clock)
 
         return AsyncLeaseBlock(settings, on_event, open_queue, closes_queue=True)
 
@@ -370,7 +370,7 @@ class TestWhatWasNotAsAsked:
         program.orders.faults = Outages([(10, 60)])
 
         async def main() -> None:
-            with pytest.raises(LeasesLostError, match="1 times a lease lapsed") as caught:
+            with pytest.raises(LeasesLostError, match="1 time a lease lapsed") as caught:
                 async with program.lease(on_lost="raise"):
                     await asyncio.sleep(100)
             assert caught.value.lapsed == 1
@@ -388,7 +388,7 @@ class TestWhatWasNotAsAsked:
 
         with pytest.raises(ZeroDivisionError) as caught:
             program.run(main)
-        assert "1 leases were lost" in caught.value.__notes__[0]
+        assert "1 lease was lost" in caught.value.__notes__[0]
 
 
 class TestListeners:

@@ -32,6 +32,7 @@ from sqs_lease import (
     release,
 )
 from sqs_lease.keeper import consuming
+from sqs_lease.keeper.loop_thread import LoopThreadError
 from sqs_lease.sqs.errors import AccessDeniedError
 from sqs_lease.testing import NO_FAULT, Fault, Operation, ScriptedFaults, TransportCall
 from sqs_lease.testing.service_errors import ACCESS_DENIED, INTERNAL_ERROR
@@ -129,7 +130,7 @@ class TestSingleMessages:
         orders.queue.send("a")
         with Consumer("orders") as consumer:
             for run in (consumer.run, consumer.run_batches):
-                with pytest.raises(TypeError, match="handle must be a function that works on what it gets"):
+                with pytest.raises(TypeError, match=r"handle (must be a function|is async|yields)"):
                     run(handle)
         assert orders.queue.visible == ["a"]
 
@@ -432,6 +433,7 @@ PROGRAM = """
 import os, signal, sys, threading
 from sqs_lease import Consumer, blocking
 from sqs_lease.keeper import consuming
+from sqs_lease.keeper.loop_thread import LoopThreadError
 from tests.blocking.orders import Orders
 
 consuming.LONGEST_POLL_SECONDS = 0
@@ -567,7 +569,7 @@ class TestBatches:
 
             def stop() -> None:
                 try:
-                    eventually(lambda: "were not settled as asked" in caplog.text)
+                    eventually(lambda: "not settled as asked" in caplog.text)
                 finally:
                     consumer.stop()
 
@@ -683,3 +685,60 @@ def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         run_until(orders, lambda: orders.queue.deleted == 1, lambda _: None)
     assert caplog.records == []
+
+
+def test_a_lease_that_is_open_when_its_consumer_is_closed_says_so(orders: Orders) -> None:
+    orders.queue.send("a")
+    consumer = Consumer("orders", linger=0)
+
+    def work() -> None:
+        with consumer.lease() as batch:
+            consumer.close()
+            batch.succeed(list(batch))
+
+    with pytest.raises(LoopThreadError, match=r"the consumer of orders was closed.* visible again when"):
+        work()
+    assert orders.queue.invisible == ["a"]
+
+
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+class TestEndsWithAnErrorIfItCanNeverReceive:
+    """A supervisor can then start another one. One that went on would say the same for ever."""
+
+    @pytest.fixture
+    def consume(self, form: str) -> Iterator[Callable[..., object]]:
+        timers: list[threading.Timer] = []
+
+        def consume(queue: str, **options: Any) -> object:
+            with Consumer(queue, max_messages=1, **options) as consumer:
+                timers.append(threading.Timer(20, consumer.stop))
+                timers[0].start()
+                return getattr(consumer, form)(lambda _: None)
+
+        yield consume
+        timers[0].cancel()
+
+    def test_because_its_thread_died(self, orders: Orders, consume: Callable[..., object]) -> None:
+        orders.queue.send("a")
+        is_received = Event()
+
+        def die_after_a_receive(call: TransportCall) -> Fault:
+            if call.operation is Operation.RECEIVE:
+                if is_received.is_set():
+                    raise SystemExit
+                is_received.set()
+            return NO_FAULT
+
+        orders.faults = die_after_a_receive
+        with pytest.raises(LoopThreadError, match="died of SystemExit"):
+            consume("orders")
+
+    def test_because_of_its_visibility_timeout(self, orders: Orders, consume: Callable[..., object]) -> None:
+        orders.sqs.create_queue("instant", visibility_seconds=0)
+        with pytest.raises(ValueError, match="from instant: the queue's own visibility timeout is 0 s"):
+            consume("instant")
+
+    def test_because_its_queue_has_no_dead_letters(self, orders: Orders, consume: Callable[..., object]) -> None:
+        orders.sqs.create_queue("plain")
+        with pytest.raises(ValueError, match=r"from plain: .* redrive policy"):
+            consume("plain", on_failure=dead_letter())

@@ -192,7 +192,7 @@ def test_an_interrupted_receive_gives_back_what_it_took_whatever_the_failure_rul
     client.meta.events.register("before-call.sqs.ReceiveMessage", lambda **_: interrupt_main())
     with (
         pytest.raises(KeyboardInterrupt),
-        lease(queue, client=client, on_failure=dead_letter()),
+        lease(queue, client=client, on_failure=expire()),
     ):
         pytest.fail("the block is not entered")
     assert receive(sqs, queue, 1) == ["message 0"]

@@ -200,3 +200,61 @@ def test_it_fits_the_terminal_but_for_commands_to_copy(ground: Ground, wire: Wir
     assert [line for line in lines if len(line) > columns and not line.startswith("    $ aws ")] == []
     assert [line for line in lines if line != line.rstrip()] == []
     assert any(line.startswith("    $ aws ") and "VisibilityTimeout=15" in line for line in lines)
+
+
+ORDERS = "arn:aws:sqs:us-east-1:000000000000:orders"
+GOOD = {"QueueArn": ORDERS, "VisibilityTimeout": "120"}
+
+
+def redrive(dead_letter_arn: object, count: object) -> dict[str, str]:
+    return {**GOOD, "RedrivePolicy": json.dumps({"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": count})}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"Hello": "world"},
+        {"Attributes": {}},
+        {"Attributes": ["orders"]},
+        {"Attributes": {"VisibilityTimeout": "120"}},
+        {"Attributes": {**GOOD, "VisibilityTimeout": "long"}},
+        {"Attributes": {**GOOD, "RedrivePolicy": "[]"}},
+        {"Attributes": {**GOOD, "RedrivePolicy": "none"}},
+        {"Attributes": redrive(5, 5)},
+        {"Attributes": redrive(ORDERS, "many")},
+        ["orders"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive"])
+def test_attributes_that_cannot_be_read_are_an_error_and_no_traceback(
+    orders: str, wire: Wire, command: str, answer: object
+) -> None:
+    wire.answers = {"sqs:GetQueueAttributes": lambda: answer}
+    ran = sqs_lease(command, orders, columns=500)
+    assert "the answer is not from SQS" in ran.out + ran.err
+    assert ran.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize("answer", [{}, {"QueueUrl": 5}, {"QueueUrl": "orders"}], ids=str)
+@pytest.mark.parametrize("command", ["doctor", "policy", "peek", "redrive"])
+def test_a_url_that_cannot_be_read_is_an_error_and_no_traceback(
+    orders: str, wire: Wire, command: str, answer: object
+) -> None:
+    wire.answers = {"sqs:GetQueueUrl": lambda: answer}
+    ran = sqs_lease(command, orders, columns=500)
+    assert "the answer is not from SQS" in ran.out + ran.err
+    assert ran.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize("urls", [None, 5, [5], ["http://a/b/c d"]], ids=str)
+def test_sources_that_cannot_be_read_are_not_known(ground: Ground, wire: Wire, urls: object) -> None:
+    wire.answers = {"sqs:ListDeadLetterSourceQueues": lambda: {"queueUrls": urls}}
+    assert "whether it is one itself is not known" in findings(ground.queue("orders"))["dead_letter_queue"]["what"]
+
+
+@pytest.mark.parametrize("arn", ["orders", "yrn:yc:ymq:ru-central1:b1g:orders"])
+def test_a_server_may_name_its_queues_in_another_way(orders: str, wire: Wire, arn: str) -> None:
+    wire.answers = {"sqs:GetQueueAttributes": lambda: {"Attributes": {**redrive(arn, 5), "QueueArn": arn}}}
+    assert "moves a message to orders" in findings(orders)["max_receive_count"]["what"]
+    assert "not an ARN of AWS: IAM policies are for AWS" in sqs_lease("policy", orders).err

@@ -11,6 +11,7 @@ import pytest
 from sqs_lease.cli import peek
 from sqs_lease.core.calls import EntryAnswer, Verdict
 from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.sqs.errors import OverLimitError
 from sqs_lease.testing.leased_queues import LeasedQueue, LeasedQueues
 from sqs_lease.testing.memory_transport import MemoryTransport
 from sqs_lease.testing.pytest_plugin import leased_queues
@@ -188,6 +189,39 @@ def test_a_message_that_sqs_moved_there_has_no_reason_but_a_source(leased_queues
     (message,) = peeked(queue.dead_letter_url)["messages"]
     assert (message["reason"], message["source_queue"]) == (None, "orders")
     assert "received too often from orders" in words(sqs_lease("peek", queue.dead_letter_url).out)
+
+
+def test_a_reason_of_an_earlier_time_is_not_shown_as_the_cause(leased_queues: LeasedQueues) -> None:
+    queue = leased_queues.create("orders", max_receive_count=1)
+    attributes = {"sqs_lease_reason": {"DataType": "String", "StringValue": "ValueError"}}
+    queue.send("was redriven", message_attributes=attributes)
+    for _ in range(2):
+        peeked("orders")
+
+    ran = sqs_lease("peek", queue.dead_letter_url, columns=200)
+    assert "received too often from orders; before a redrive: ValueError" in ran.out
+    (message,) = peeked(queue.dead_letter_url)["messages"]
+    assert (message["reason"], message["source_queue"]) == ("ValueError", "orders")
+
+
+def test_a_sample_that_an_error_cut_short_says_so(leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    leased_queues.create("orders", *map(str, range(20)))
+    receive = MemoryTransport.receive
+    calls: list[str] = []
+
+    async def receive_once(self: MemoryTransport, queue_url: str, **options: Any) -> Any:
+        calls.append(queue_url)
+        if len(calls) % 2 == 0:
+            raise OverLimitError("too many messages are in flight")
+        return await receive(self, queue_url, **options)
+
+    monkeypatch.setattr(MemoryTransport, "receive", receive_once)
+    for options in ([], ["--json"]):
+        ran = sqs_lease("peek", "orders", "--max", "20", *options)
+        assert ran.exit_code == 1
+        assert "There may be more messages than these. too many messages are in flight" in words(ran.err)
+    assert json.loads(ran.out)["error"] == "too many messages are in flight"
+    assert len(json.loads(ran.out)["messages"]) == 10
 
 
 def test_a_reason_cannot_steer_the_terminal(leased_queues: LeasedQueues) -> None:

@@ -87,10 +87,9 @@ def once_started(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> No
     """Do something when the move task was started, before it is looked at."""
     start = FollowedTask.start
 
-    async def start_and_act(*arguments: Any) -> FollowedTask:
-        started = await start(*arguments)
+    async def start_and_act(*arguments: Any) -> None:
+        await start(*arguments)
         act()
-        return started
 
     monkeypatch.setattr(FollowedTask, "start", start_and_act)
 
@@ -350,6 +349,23 @@ def test_an_interrupted_move_task_is_cancelled(
     assert move["moved"] == len(slow_orders.visible) < 600
     (task,) = leased_queues.sqs.move_tasks(slow_orders.dead_letter_url)
     assert task.status == CANCELLED
+
+
+def test_an_interruption_before_the_start_starts_nothing(
+    slow_orders: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_tasks = MemoryTransport.move_tasks
+
+    async def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.1)
+        return await move_tasks(*arguments)
+
+    monkeypatch.setattr(MemoryTransport, "move_tasks", interrupted)
+    ran = sqs_lease("redrive", DEAD, "--yes")
+
+    assert ran.exit_code == 130
+    assert leased_queues.sqs.move_tasks(slow_orders.dead_letter_url) == []
 
 
 @pytest.mark.usefixtures("usual_sigterm")

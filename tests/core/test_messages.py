@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sqs_lease.core.ledger import Entry
-from sqs_lease.core.messages import Lease, Message, Receipt, plain_attributes
+from sqs_lease.core.messages import Lease, Message, Receipt, count_of, plain_attributes
 from sqs_lease.core.policies import Growing
 
 ANSWER = {
@@ -103,3 +103,8 @@ def test_attributes_that_are_not_a_mapping_of_mappings_are_refused_both_ways(att
         plain_attributes(attributes)
     with pytest.raises(TypeError, match="a mapping of mappings"):
         Message.from_api({"MessageId": "id", "Body": "b", "MessageAttributes": attributes})
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, "0 leases"), (1, "1 lease"), (1_200, "1,200 leases")])
+def test_a_number_of_things_is_said_as_people_say_it(number: int, shown: str) -> None:
+    assert count_of(number, "lease") == shown

@@ -9,7 +9,7 @@ import pytest
 from sqs_lease import by_exception, dead_letter, expire, release
 from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.dagster import SqsQueueResource
-from sqs_lease.dagster.retries import DAGSTER_PLUS_VARIABLE, Repetition, failure_rule, may_dead_letter, repetition
+from sqs_lease.dagster.retries import DAGSTER_PLUS_VARIABLE, Repetition, failure_rule, repetition
 from sqs_lease.testing import LeasedQueue, LeasedQueues
 from tests.dagster.instances import stored_instance
 
@@ -123,4 +123,4 @@ def test_on_dagster_plus_an_exception_dead_letters_nothing_unless_the_run_says_t
     ],
 )
 def test_a_rule_that_may_dead_letter_is_told_from_others(rule: FailureRule, may: bool) -> None:
-    assert may_dead_letter(rule) is may
+    assert rule.may_dead_letter is may

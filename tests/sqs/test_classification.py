@@ -394,6 +394,24 @@ def test_a_text_keeps_its_sense_without_secrets() -> None:
     assert redacted(text, [""]) == redacted(text)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:hunter2@host:1/",
+        "http://ftp://user:hunter2@host:1",
+        "http://user:hun/hunter2@host:1",
+        "user:hunter2@host",
+        "http://user:hunter2@ho st",
+    ],
+)
+def test_a_text_has_no_password_of_an_endpoint_or_a_proxy(url: str) -> None:
+    shown = redacted(f'Could not connect to the endpoint URL: "{url}" (2026-11-28T10:31:07Z)')
+    assert "hunter2" not in shown
+    assert shown.startswith("Could not connect to the endpoint URL: ")
+    assert "ho" in shown.partition("…@")[2], "the host is what a reader needs"
+    assert shown.endswith("(2026-11-28T10:31:07Z)")
+
+
 STEERING = "no\r\n\x1b[2JERROR forged\u2028\u202e\x9b31m \t end"
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from sqs_lease.sqs.client_transport import ClientTransport
-from sqs_lease.sqs.errors import AccessDeniedError, InvalidRequestError, QueueNotFoundError, WrongRegionError
+from sqs_lease.sqs.errors import AccessDeniedError, InvalidRequestError, QueueNotFoundError
 from sqs_lease.sqs.move_tasks import COMPLETED, RUNNING, MoveTask
 from tests.sqs.clients import MakeTransport
 from tests.sqs.scripted_server import Answer, Fault, ScriptedServer, refused
@@ -106,5 +106,19 @@ def test_refusals_say_what_to_allow(make_transport: MakeTransport, scripted: Scr
     )
     with pytest.raises(QueueNotFoundError):
         call(make_transport, scripted, lambda transport: transport.move_tasks(DEAD))
-    with pytest.raises(WrongRegionError):
-        call(make_transport, scripted, lambda transport: transport.start_move_task(DEAD.replace("us-east", "eu-west")))
+
+
+@pytest.mark.parametrize("arn", ["arn:aws:sqs:elasticmq:000000000000:dead", "yrn:yc:ymq:ru-central1:b1g:dead"])
+def test_a_server_may_name_its_queues_in_another_way(
+    make_transport: MakeTransport, scripted: ScriptedServer, arn: str
+) -> None:
+    scripted.script("StartMessageMoveTask", Answer({"TaskHandle": "handle"}))
+    scripted.script("ListMessageMoveTasks", Answer({"Results": []}))
+    scripted.script("CancelMessageMoveTask", Answer({}))
+
+    async def move(transport: ClientTransport) -> None:
+        handle = await transport.start_move_task(arn)
+        assert await transport.move_tasks(arn) == []
+        await transport.cancel_move_task(arn, handle)
+
+    call(make_transport, scripted, move)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,6 +93,25 @@ def test_the_region_is_read_from_hosts_of_aws_and_from_no_others(host: str, regi
 def test_a_name_of_no_queue_is_refused(given: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         queue_reference(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "https://user:hunter2@sqs.eu-west-1.amazonaws.com/123456789012/orders",
+        "https://user:hunter2@host:port/orders",
+        "https://user:hunt/hunter2@host/orders",
+        "https://hunter2@host",
+        "user:hunter2@host/orders",
+        "http://[user:hunter2@host/orders",
+    ],
+)
+@pytest.mark.parametrize("read", [queue_reference, check_queue_url])
+def test_a_password_in_a_url_is_refused_and_not_shown(read: Callable[[str], object], given: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the text is compared below
+        read(given)
+    assert "hunter2" not in str(refused.value)
+    assert "leave out" in str(refused.value)
 
 
 @pytest.mark.parametrize("given", ["orders", "arn:aws:sqs:eu-west-1:123456789012:orders", None])

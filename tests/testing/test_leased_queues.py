@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sqs_lease.testing import LeasedQueues
@@ -39,3 +41,28 @@ def test_two_queues_of_one_name_are_refused() -> None:
     queues.create("orders")
     with pytest.raises(ValueError, match="exists already"):
         queues.create("orders")
+
+
+@pytest.mark.parametrize(
+    "name", ["my orders", None, "https://sqs.us-east-1.amazonaws.com/123456789012/orders", "q" * 81], ids=str
+)
+def test_what_is_not_a_queue_name_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not a queue name|give the queue's name"):
+        LeasedQueues().create(name)
+
+
+@pytest.mark.parametrize("name", ["q" * 80, f"{'q' * 75}.fifo"])
+def test_a_queue_may_have_the_longest_name(name: str) -> None:
+    assert LeasedQueues().create(name).name == name
+
+
+@pytest.mark.parametrize("body", [{"order_id": 1}, ["a", "b"], 5, b"a"], ids=str)
+def test_a_body_that_is_not_a_text_is_refused_with_a_remedy(body: Any) -> None:
+    with pytest.raises(TypeError, match=rf"a text, not {type(body).__name__}: json.dumps\(\)"):
+        LeasedQueues().create("orders", body)
+
+
+def test_an_attribute_has_the_shape_of_the_api() -> None:
+    queue = LeasedQueues().create("orders")
+    with pytest.raises(TypeError, match=r"attribute 'kind' is of type str; .*StringValue"):
+        queue.send("a", message_attributes={"kind": "express"})

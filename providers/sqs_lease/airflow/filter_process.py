@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from typing import Any, Final, TypeAlias
 
+from sqs_lease.core.functions import is_async, yields
+
 LITERAL: Final = "literal"
 JSONPATH: Final = "jsonpath"
 JSONPATH_EXTENDED: Final = "jsonpath-ext"
@@ -95,11 +97,7 @@ def users_function(path: str) -> Callable[[dict[str, Any]], object]:
         raise ValueError(
             f"message_filtering_config, {path!r}, cannot be imported ({kind}: {error}): {FUNCTION_REMEDY}"
         ) from error
-    if (
-        not callable(function)
-        or inspect.isclass(function)
-        or any(map(_returns_no_answer, (function, function.__call__)))
-    ):
+    if not callable(function) or inspect.isclass(function) or is_async(function) or yields(function):
         raise ValueError(f"message_filtering_config, {path!r}, is not an ordinary function: {FUNCTION_REMEDY}")
     return function  # type: ignore[no-any-return]
 
@@ -122,12 +120,6 @@ def _true_or_false(answer: object) -> bool:
     raise NotTrueOrFalseError(
         f"a function for message_filtering must return True or False, not {type(answer).__name__}"
     )
-
-
-def _returns_no_answer(function: Any) -> bool:
-    """Whether a call only makes a coroutine or a generator, which count as true."""
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return any(is_kind(function) for is_kind in kinds)
 
 
 def _find_in_body(kind: str, expression: str) -> Callable[[Mapping[str, Any]], list[Any]]:

@@ -35,15 +35,14 @@ from sqs_lease.cli.session import (
     is_off_aws,
 )
 from sqs_lease.cli.versions import base_versions
+from sqs_lease.sqs.classification import redacted
 from sqs_lease.sqs.client import AwsAccess, make_client
 from sqs_lease.sqs.client_transport import check_region
 from sqs_lease.sqs.errors import CredentialsError, QueueNotFoundError, SqsError
-from sqs_lease.sqs.validation import dead_letter_queue_url, queue_reference
+from sqs_lease.sqs.validation import dead_letter_queue_url, name_in_arn, queue_reference
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
-
-_SOURCES: Final = "ListDeadLetterSourceQueues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def _examine(queue: str, access: AwsAccess, hosts: _Hosts, around: QueueContext)
 def _elsewhere(queue_url: str, endpoint: str) -> Finding:
     return Finding.harm(
         "access",
-        f"its URL is at {endpoint_of(queue_url)}, and calls go to {endpoint}",
+        f"its URL is at {endpoint_of(queue_url)}, and calls go to {redacted(endpoint)}",
         why="AWS's clients call their configured endpoint, and ignore the host in a queue's URL. A lease would be on "
         "another queue, or the queue would not be found.",
         change="Set AWS_ENDPOINT_URL_SQS (in Airflow, the connection's endpoint_url), or give the queue's name.",
@@ -222,7 +221,7 @@ class _Examination:
         endpoint = self._client.meta.endpoint_url
         yield Finding.fine(
             "access",
-            f"{endpoint} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
+            f"{redacted(endpoint)} answered in {answer.seconds * 1000:.0f} ms, region {self._client.meta.region_name}, "
             f"credentials from {credentials}",
         )
         given = client_credentials(self._client)
@@ -257,9 +256,8 @@ class _Examination:
         """Read the queue's context, its dead-letter queue or its sources; return it with the findings."""
         arn = queue.redrive.get("deadLetterTargetArn")
         if arn is None:
-            answer = self._caller.call(_SOURCES, QueueUrl=queue.url)
-            # The API writes this key unlike all others.
-            sources = None if answer.error is not None else tuple(answer.content.get("queueUrls", ()))
+            answer = self._caller.dead_letter_sources(queue.url)
+            sources = None if answer.error is not None else tuple(answer.content["queueUrls"])
             moving = _moving_findings(self._caller, queue.url, queue.arn, self._queue) if sources else []
             return replace(around, sources=sources), moving
         caller = QueueCaller(self._client, arn)
@@ -329,7 +327,7 @@ def _allowed(check: str, permissions: Sequence[Permission]) -> Iterator[Finding]
 
 
 def _dead_letter_permissions(arn: str, permissions: Sequence[Permission]) -> Iterator[Finding]:
-    name = queue_reference(arn).name
+    name = name_in_arn(arn)
     for permission in permissions:
         if permission.permit is Permit.DENIED:
             yield _denied(
@@ -344,7 +342,7 @@ def _moving_findings(caller: QueueCaller, url: str, arn: str, named: str) -> lis
     """Report a denied redrive, which does not affect leases. ``named`` is the queue as the user named it."""
     permissions = probe(caller, MOVING, url=url, arn=arn)
     denied = [each.action for each in permissions if each.permit is Permit.DENIED]
-    name = queue_reference(arn).name
+    name = name_in_arn(arn)
     if not denied:
         return []
     return [
@@ -361,7 +359,7 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     if isinstance(error, QueueNotFoundError):
         return Finding.harm(
             "dead_letter_queue",
-            f"its dead-letter queue {queue_reference(arn).name} does not exist, or this caller may not see it",
+            f"its dead-letter queue {name_in_arn(arn)} does not exist, or this caller may not see it",
             why="If it does not exist, SQS moves nothing: messages that always fail stay in this queue. dead_letter() "
             "cannot send.",
             change="Create that queue again, or name another one in the redrive policy.",
@@ -369,6 +367,6 @@ def _dead_letters_unknown(arn: str, error: SqsError) -> Finding:
     finding = Finding.harm if isinstance(error, CredentialsError) else Finding.note
     return finding(
         "dead_letter_queue",
-        f"its dead-letter queue {queue_reference(arn).name} cannot be read: {error.text or error}",
+        f"its dead-letter queue {name_in_arn(arn)} cannot be read: {error.text or error}",
         why="dead_letter() needs sqs:SendMessage on it.",
     )

@@ -49,29 +49,14 @@ class FollowedTask:
         self._clock = SystemClock()
 
     @classmethod
-    async def start(
-        cls, transport: RedriveTransport, source_arn: str, destination_arn: str | None, rate: int | None
-    ) -> Self:
-        """Start a move task.
-
-        Args:
-            transport: Reaches SQS.
-            source_arn: The dead-letter queue.
-            destination_arn: The destination; None moves each message back to the queue that it came from.
-            rate: Most messages in a second; None leaves it to SQS.
+    async def next_one(cls, transport: RedriveTransport, source_arn: str) -> Self:
+        """Return the task of a queue that :meth:`start` will start.
 
         Raises:
-            SqsError: It was not started.
+            SqsError: The tasks cannot be listed.
         """
         began = [task.started_at for task in await transport.move_tasks(source_arn)]
-        made = cls(transport, source_arn, max(began, default=0.0))
-        try:
-            await transport.start_move_task(source_arn, destination_arn=destination_arn, max_per_second=rate)
-        except SqsError as error:
-            # The answer may be lost although the task started.
-            if error.verdict is not Verdict.TRANSIENT or await made.listed() is None:
-                raise
-        return made
+        return cls(transport, source_arn, max(began, default=0.0))
 
     @classmethod
     async def running(cls, transport: RedriveTransport, source_arn: str) -> Self | None:
@@ -85,6 +70,25 @@ class FollowedTask:
         if len(began) == len(tasks):
             return None
         return cls(transport, source_arn, max(began, default=0.0))
+
+    async def start(self, destination_arn: str | None, rate: int | None) -> None:
+        """Start it.
+
+        Args:
+            destination_arn: The destination; None moves each message back to the queue that it came from.
+            rate: Most messages in a second; None leaves it to SQS.
+
+        Raises:
+            SqsError: It was not started.
+        """
+        try:
+            await self._transport.start_move_task(
+                self._source_arn, destination_arn=destination_arn, max_per_second=rate
+            )
+        except SqsError as error:
+            # The answer may be lost although the task started.
+            if error.verdict is not Verdict.TRANSIENT or await self.listed() is None:
+                raise
 
     async def listed(self) -> MoveTask | None:
         """Ask SQS for its progress; None if SQS does not list it.

@@ -24,13 +24,15 @@ from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.session import queue_session
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.events import Outcome
-from sqs_lease.core.messages import Message
+from sqs_lease.core.messages import Message, count_of
 from sqs_lease.core.policies import Growing
 from sqs_lease.keeper.driver import REASON_ATTRIBUTE
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.receiver import Receiver, Reception
+from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.move_tasks import RedriveTransport
 from sqs_lease.sqs.transport import QueueAttributes, Transport
+from sqs_lease.sqs.validation import name_in_arn
 
 MOST_MESSAGES: Final = 10_000
 
@@ -60,17 +62,21 @@ class Sample:
         messages: The messages.
         looked_at: When they were received, in seconds since the epoch.
         given_back: How many of them are visible again; the others will be within a minute.
+        error: Why there may be more messages than these; None if the queue gave all that it had, or as many as wanted.
     """
 
     messages: Sequence[Message]
     looked_at: float
     given_back: int
+    error: SqsError | None = None
 
     @property
-    def not_given_back(self) -> str:
-        """Return a sentence with the number of messages that could not be given back; empty without any."""
-        left = len(self.messages) - self.given_back
-        return "" if not left else f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s."
+    def trouble(self) -> list[str]:
+        """Return sentences with what went wrong: there may be more messages, or some could not be given back."""
+        texts = [] if self.error is None else [f"There may be more messages than these. {self.error}"]
+        if left := len(self.messages) - self.given_back:
+            texts.append(f"{left:,} could not be given back: they are visible again within {HELD_SECONDS} s.")
+        return texts
 
 
 def peek(
@@ -99,14 +105,14 @@ def peek(
         remarks = Console(stderr=True, highlight=False)
         print_remarks(remarks, _price(attributes))
         if attributes.max_receive_count is not None and not yes and sys.stdin.isatty():
-            typer.confirm(f"Receive up to {most:,} messages?", default=True, abort=True, err=True)
+            typer.confirm(f"Receive up to {count_of(most)}?", default=True, abort=True, err=True)
         sample = session.run(look(session.transport, url, most))
     if as_json:
         print_json(_as_json(url, attributes, sample, bodies=bodies))
     else:
         _show(console(), attributes, sample, bodies=bodies)
-    if sample.not_given_back:
-        print_remarks(remarks, [(Mark.BAD, sample.not_given_back)])
+    if sample.trouble:
+        print_remarks(remarks, [(Mark.BAD, text) for text in sample.trouble])
         raise typer.Exit(ExitCode.TROUBLE)
 
 
@@ -139,32 +145,31 @@ async def look(transport: Transport, url: str, most: int) -> Sample:
         finally:
             settled = await batch.release_all()
     given_back = sum(each.outcome is Outcome.RELEASED for each in settled.values())
-    return Sample(collected.messages, clock.wall(), given_back)
+    return Sample(collected.messages, clock.wall(), given_back, collected.error)
 
 
 def _price(attributes: QueueAttributes) -> Iterator[tuple[Mark, str]]:
-    name = _name(attributes.arn)
+    name = name_in_arn(attributes.arn)
     counts = "Peeking receives the messages: the receive count of each goes up by one."
     if attributes.max_receive_count is None or attributes.dead_letter_arn is None:
         yield Mark.NOTE, f"{counts} {name} has no dead-letter queue, so that has no effect."
     else:
         yield (
             Mark.WARNING,
-            f"{counts} {name} allows {attributes.max_receive_count} receives (maxReceiveCount): a message that already "
-            f"had that many is not shown, but moves to {_name(attributes.dead_letter_arn)}.",
+            f"{counts} {name} allows {count_of(attributes.max_receive_count, 'receive')} (maxReceiveCount): a message "
+            f"that already had that many is not shown, but moves to {name_in_arn(attributes.dead_letter_arn)}.",
         )
     if attributes.fifo:
         yield Mark.NOTE, "Messages behind these in their message groups are not shown, and wait until these are back."
 
 
 def _show(screen: Console, attributes: QueueAttributes, sample: Sample, *, bodies: bool) -> None:
-    name = _name(attributes.arn)
+    name = name_in_arn(attributes.arn)
     about = f"about {attributes.visible:,} visible, {attributes.in_flight:,} in flight, {attributes.delayed:,} delayed"
     if not sample.messages:
         screen.print(f"No message of {name} could be received ({about}).", markup=False)
         return
-    noun = "message" if len(sample.messages) == 1 else "messages"
-    screen.print(f"{len(sample.messages):,} {noun} of {name} ({about})", markup=False)
+    screen.print(f"{count_of(len(sample.messages))} of {name} ({about})", markup=False)
     screen.print(_table(attributes, sample, screen))
     if bodies:
         for message in sample.messages:
@@ -226,9 +231,13 @@ def _attributes(message: Message) -> str:
 def _cause(message: Message) -> str:
     """Return why a message was dead-lettered; empty if it does not say."""
     source, reason = _source_queue(message), _reason(message)
-    if not reason:
-        return f"received too often from {source}" if source else ""
-    return reason if len(reason) <= CAUSE_CHARACTERS else f"{reason[:CAUSE_CHARACTERS]}…"
+    if len(reason) > CAUSE_CHARACTERS:
+        reason = f"{reason[:CAUSE_CHARACTERS]}…"
+    if not source:
+        return reason
+    # dead_letter() sends a message of its own, without a source. So a reason beside one is that of an earlier time,
+    # before a redrive.
+    return f"received too often from {source}" + (f"; before a redrive: {reason}" if reason else "")
 
 
 def _reason(message: Message) -> str:
@@ -237,7 +246,7 @@ def _reason(message: Message) -> str:
 
 def _source_queue(message: Message) -> str:
     """Return the name of the queue that SQS moved a message from; empty if it moved it from none."""
-    return _name(message.attributes.get(_SOURCE_ARN, ""))
+    return name_in_arn(message.attributes.get(_SOURCE_ARN, ""))
 
 
 def _literal(text: str) -> Text:
@@ -259,8 +268,8 @@ def _remarks(attributes: QueueAttributes, messages: Sequence[Message]) -> Iterat
     if last:
         yield (
             Mark.WARNING,
-            f"{last:,} had the last receive that {_name(attributes.arn)} allows: at the next one, SQS moves them to "
-            f"{_name(attributes.dead_letter_arn)}.",
+            f"{last:,} had the last receive that {name_in_arn(attributes.arn)} allows: at the next one, SQS moves them "
+            f"to {name_in_arn(attributes.dead_letter_arn)}.",
         )
 
 
@@ -273,6 +282,7 @@ def _as_json(url: str, attributes: QueueAttributes, sample: Sample, *, bodies: b
         "max_receive_count": attributes.max_receive_count,
         "dead_letter_arn": attributes.dead_letter_arn,
         "given_back": sample.given_back,
+        "error": None if sample.error is None else str(sample.error),
         "messages": [
             {
                 "message_id": message.message_id,
@@ -289,7 +299,3 @@ def _as_json(url: str, attributes: QueueAttributes, sample: Sample, *, bodies: b
             for message in sample.messages
         ],
     }
-
-
-def _name(arn: str) -> str:
-    return arn.rpartition(":")[2]

@@ -27,7 +27,7 @@ from sqs_lease.core.calls import EntryAnswer, ExtendCall, Verdict
 from sqs_lease.core.events import Lapsed
 from sqs_lease.core.ledger import Ledger
 from sqs_lease.core.limits import DEFAULT_VISIBILITY_SECONDS, MAX_BATCH_ENTRIES, MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Lease, Receipt
+from sqs_lease.core.messages import Lease, Receipt, count_of
 from sqs_lease.core.policies import Fixed, RenewalPolicy
 from sqs_lease.core.specs import POLICIES, encode_policy
 
@@ -104,9 +104,8 @@ class Plan:
         return self.requests_a_month(held) * self.dollars_a_million / 1_000_000
 
     def __str__(self) -> str:
-        messages = "1 message" if self.messages == 1 else f"{self.messages:,} messages"
         work, visibility = shown_duration(self.work_seconds), shown_duration(self.visibility_seconds)
-        return f"{messages} held for {work} of work, visibility timeout {visibility}"
+        return f"{count_of(self.messages)} held for {work} of work, visibility timeout {visibility}"
 
 
 def plan(

@@ -247,18 +247,17 @@ def _look_up(queue: str, access: AwsAccess, *, is_redrive: bool, notes: list[str
         )
         return [QueueAndDeadLetters(EncryptedQueue(arn), None)]
     itself = EncryptedQueue(state.arn, _key(state))
-    dead_arn = state.redrive.get("deadLetterTargetArn")
-    if dead_arn is not None:
+    if "deadLetterTargetArn" in state.redrive:
+        dead_arn = _arn_at_aws(str(state.redrive["deadLetterTargetArn"]))
         try:
-            dead = _state(client, str(dead_arn))
+            dead = _state(client, dead_arn)
         except SqsError as error:
             notes.append(f"{dead_arn} was not looked up, so its KMS key is not in this policy: {error}")
-            return [QueueAndDeadLetters(itself, EncryptedQueue(str(dead_arn)))]
+            return [QueueAndDeadLetters(itself, EncryptedQueue(dead_arn))]
         return [QueueAndDeadLetters(itself, EncryptedQueue(dead.arn, _key(dead)))]
     if is_redrive:
-        answer = QueueCaller(client, queue).call("ListDeadLetterSourceQueues", QueueUrl=state.url)
+        answer = QueueCaller(client, queue).dead_letter_sources(state.url)
         try:
-            # The API writes this key unlike all others.
             sources = [_state(client, url) for url in answer.content.get("queueUrls", ())]
         except SqsError as error:
             sources = []
@@ -285,7 +284,24 @@ def _state(client: Any, queue: str) -> QueueState:
     answer = caller.attributes(url)
     if answer.error is not None:
         raise answer.error
-    return QueueState(url, answer.content["Attributes"])
+    state = QueueState(url, answer.content["Attributes"])
+    _arn_at_aws(state.arn)
+    return state
+
+
+def _arn_at_aws(arn: str) -> str:
+    """Return an ARN if it is one of AWS's; a policy with any other one would allow nothing.
+
+    Raises:
+        CommandError: It is another one.
+    """
+    try:
+        is_one = arn.startswith("arn:") and queue_reference(arn) is not None
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise CommandError(f"this server names a queue {arn!r}, which is not an ARN of AWS: IAM policies are for AWS")
+    return arn
 
 
 def _key(state: QueueState) -> str | None:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
-from sqs_lease.sqs.classification import error_from_exception
+from sqs_lease.sqs.client_transport import check_answers, error_of_call, read_answer
 from sqs_lease.sqs.errors import (
     AccessDeniedError,
     InvalidRequestError,
@@ -32,7 +33,7 @@ from sqs_lease.sqs.errors import (
     SqsError,
 )
 from sqs_lease.sqs.move_tasks import MAX_MOVES_PER_SECOND, UNKNOWN_CALL_CODES
-from sqs_lease.sqs.requests import queue_url_request
+from sqs_lease.sqs.requests import dead_letter_sources, found_url, queue_attributes, queue_url_request
 from sqs_lease.sqs.validation import queue_reference
 
 _NO_HANDLE: Final = "sqs-lease-doctor"
@@ -66,18 +67,31 @@ class QueueCaller:
 
     def __init__(self, client: Any, queue: str) -> None:
         self._client = client
+        check_answers(client)
         self._queue = queue
 
-    def call(self, operation: str, **parameters: Any) -> Answer:
-        """Make one call."""
+    def call(
+        self, operation: str, read: Callable[[Mapping[str, Any]], object] | None = None, **parameters: Any
+    ) -> Answer:
+        """Make one call.
+
+        Args:
+            operation: The API operation.
+            read: Reads the answer, to find out whether it can be read; None takes any.
+            parameters: The parameters.
+        """
         content: Mapping[str, Any] = {}
         error: SqsError | None = None
         began_at, began = time.time(), time.monotonic()
         try:
             content = getattr(self._client, xform_name(operation))(**parameters)
             metadata = content.get("ResponseMetadata", {})
+            if read is not None:
+                read_answer(partial(read, content), operation, self._queue)
+        except SqsError as unreadable:
+            content, error = {}, unreadable
         except Exception as raised:
-            error = error_from_exception(raised, operation=operation, queue=self._queue)
+            error = error_of_call(raised, operation=operation, queue=self._queue)
             if error is None:
                 raise
             # Errors of the HTTP client have a response as well, which may be None.
@@ -87,11 +101,15 @@ class QueueCaller:
 
     def url(self) -> Answer:
         """Ask for the queue's URL, even if the user gave it, because leases ask when a name or an ARN is given."""
-        return self.call("GetQueueUrl", **queue_url_request(queue_reference(self._queue)))
+        return self.call("GetQueueUrl", found_url, **queue_url_request(queue_reference(self._queue)))
 
     def attributes(self, url: str) -> Answer:
         """Ask for all attributes of the queue."""
-        return self.call("GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])
+        return self.call("GetQueueAttributes", queue_attributes, QueueUrl=url, AttributeNames=["All"])
+
+    def dead_letter_sources(self, url: str) -> Answer:
+        """Ask for the queues that it is the dead-letter queue of."""
+        return self.call("ListDeadLetterSourceQueues", dead_letter_sources, QueueUrl=url)
 
 
 class Permit(StrEnum):

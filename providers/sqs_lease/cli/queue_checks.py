@@ -11,9 +11,10 @@ from typing import Any, Final
 from sqs_lease.cli.durations import shown_duration
 from sqs_lease.cli.findings import Finding
 from sqs_lease.core.limits import MAX_IN_FLIGHT, MAX_VISIBILITY_SECONDS
+from sqs_lease.core.messages import whole_number
 from sqs_lease.core.policies import Growing, default_visibility_seconds, seconds_left_at_worst
 from sqs_lease.sqs.client import ANSWER_SECONDS
-from sqs_lease.sqs.validation import FIFO_SUFFIX, queue_reference
+from sqs_lease.sqs.validation import FIFO_SUFFIX, name_in_arn, queue_reference
 
 MAX_RETENTION_SECONDS: Final = 1_209_600
 """Longest time that SQS keeps a message: 14 days."""
@@ -58,7 +59,7 @@ class QueueState:
     @property
     def name(self) -> str:
         """Its name."""
-        return queue_reference(self.arn).name
+        return name_in_arn(self.arn)
 
     @property
     def is_fifo(self) -> bool:
@@ -77,8 +78,8 @@ class QueueState:
         return self.number("MessageRetentionPeriod", 345_600)
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return an attribute that is a number."""
-        return int(self.attributes.get(name) or default)
+        """Return an attribute that is a number; the default if the server does not say one."""
+        return whole_number(self.attributes.get(name)) or default
 
     def setting(self, **values: str) -> str:
         """Return the command that sets attributes of the queue."""
@@ -171,7 +172,7 @@ def _dead_letters(queue: QueueState, around: QueueContext) -> Iterator[Finding]:
         return
     count = int(queue.redrive.get("maxReceiveCount") or 0)
     dead_arn = str(queue.redrive.get("deadLetterTargetArn", ""))
-    dead_name = dead_arn.rpartition(":")[2]
+    dead_name = name_in_arn(dead_arn)
     host, attempts = max(around.attempts.items(), key=lambda item: item[1], default=("", 0))
     if count <= attempts:
         yield Finding.harm(

@@ -19,6 +19,7 @@ from sqs_lease.cli.output import CommandError, ExitCode, Mark, console, print_js
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.session import TERMINATED, queue_session
 from sqs_lease.core.calls import Verdict
+from sqs_lease.core.messages import count_of
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.sqs.errors import AccessDeniedError, QueueNotFoundError, SqsError
 from sqs_lease.sqs.move_tasks import (
@@ -34,7 +35,7 @@ from sqs_lease.sqs.move_tasks import (
     RedriveTransport,
 )
 from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import FIFO_SUFFIX, queue_reference
+from sqs_lease.sqs.validation import FIFO_SUFFIX, name_in_arn, queue_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Move:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return queue_reference(self.attributes.arn).name
+        return name_in_arn(self.attributes.arn)
 
 
 def redrive(
@@ -201,14 +202,17 @@ async def _move(
     transport: RedriveTransport, move: Move, rate: int | None, show: Callable[[MoveTask], None]
 ) -> tuple[MoveTask, bool]:
     """Move, and return the task at its end, with whether Ctrl-C or SIGTERM cancelled it."""
-    starting = asyncio.ensure_future(FollowedTask.start(transport, move.attributes.arn, move.destination_arn, rate))
+    # An interruption until here has nothing to cancel, and starts nothing.
+    task = await FollowedTask.next_one(transport, move.attributes.arn)
+    starting = asyncio.ensure_future(task.start(move.destination_arn, rate))
     try:
-        started = await asyncio.shield(starting)
-        return await started.follow(show), False
+        await asyncio.shield(starting)
+        return await task.follow(show), False
     except asyncio.CancelledError:
         # The start may be on its way, and the task would go on without this command.
         await end_of(starting)
-        return await starting.result().cancel(), True
+        starting.result()
+        return await task.cancel(), True
 
 
 async def _cancel(transport: RedriveTransport, queue: str) -> tuple[str, MoveTask | None]:
@@ -238,7 +242,7 @@ def _progress(aside: Console, move: Move) -> Iterator[Callable[[MoveTask], None]
 def _plan(move: Move, rate: int | None) -> str:
     pace = "" if rate is None else f", at most {rate} a second"
     held = f" {move.attributes.in_flight:,} in flight stay." if move.attributes.in_flight else ""
-    visible = _messages(move.attributes.visible)
+    visible = count_of(move.attributes.visible)
     return f"To move: about {visible} of {move.name}, {move.where}. SQS moves them{pace}.{held}"
 
 
@@ -277,12 +281,8 @@ def _trouble(task: MoveTask) -> str:
 
 def _moved(task: MoveTask) -> str:
     if task.to_move is None or task.to_move == task.moved:
-        return _messages(task.moved)
-    return f"{task.moved:,} of {_messages(task.to_move)}"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
+        return count_of(task.moved)
+    return f"{task.moved:,} of {count_of(task.to_move)}"
 
 
 def _report(task: MoveTask) -> dict[str, Any]:

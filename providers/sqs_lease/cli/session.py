@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from sqs_lease import blocking
 from sqs_lease.cli.output import CommandError
 from sqs_lease.sqs import client as boto3_client
+from sqs_lease.sqs.classification import redacted
 from sqs_lease.sqs.client import AwsAccess
 from sqs_lease.sqs.move_tasks import RedriveTransport
 
@@ -130,7 +131,7 @@ def own_access(access: AwsAccess, queue: str) -> AwsAccess:
         return access
     if _is_aws(endpoint):
         return replace(access, endpoint_url=endpoint_of(queue))
-    raise CommandError(f"{queue} is not at {endpoint}: give the queue's name, or another --endpoint-url")
+    raise CommandError(f"{queue} is not at {redacted(endpoint)}: give the queue's name, or another --endpoint-url")
 
 
 def is_off_aws(queue: str) -> bool:

@@ -25,6 +25,7 @@ from sqs_lease.cli.prices import DOLLARS_A_MILLION, FIFO_DOLLARS_A_MILLION
 from sqs_lease.cli.remarks import print_remarks
 from sqs_lease.cli.session import Session, aws_words, client_credentials, credentials_source
 from sqs_lease.clock import SystemClock
+from sqs_lease.sqs.classification import redacted
 from sqs_lease.sqs.client import make_client
 from sqs_lease.sqs.errors import AccessDeniedError, SqsError
 
@@ -88,7 +89,7 @@ def _where(client: Any) -> str:
     account = getattr(given, "account_id", None)
     in_account = f"account {account}, " if account else ""
     return (
-        f"Where: {client.meta.endpoint_url}, region {client.meta.region_name}, {in_account}credentials from "
+        f"Where: {redacted(client.meta.endpoint_url)}, region {client.meta.region_name}, {in_account}credentials from "
         f"{credentials_source(client)}. Queues with names that begin with {PREFIX} are made there, and deleted."
     )
 
@@ -182,7 +183,7 @@ def _as_json(
     client: Any, found: Sequence[CheckResult], requests: Requests, left_before: Sequence[str]
 ) -> dict[str, Any]:
     return {
-        "endpoint_url": client.meta.endpoint_url,
+        "endpoint_url": redacted(client.meta.endpoint_url),
         "region": client.meta.region_name,
         "checks": [
             {

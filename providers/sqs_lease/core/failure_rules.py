@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from sqs_lease.core.durations import Duration, seconds_of
 from sqs_lease.core.limits import MAX_VISIBILITY_SECONDS
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, count_of
 
 RELEASES_AT_ONCE: Final = 3
 """How many times a message is given back at once by :func:`release` without a delay; from then on it waits."""
@@ -81,6 +81,14 @@ class FailureRule(ABC):
             reason: The reason for the failure, for people.
             random: Source of jitter.
         """
+
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether it may move messages to the dead-letter queue; False unless a rule says so.
+
+        Nothing is received for such a rule from a queue that has no dead-letter queue.
+        """
+        return False
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the rule for an exception: this one, unless it is a choice of rules.
@@ -155,6 +163,11 @@ class DeadLetterRule(FailureRule):
         """Move the message to the dead-letter queue, with the reason."""
         return DeadLetter(reason)
 
+    @property
+    def may_dead_letter(self) -> bool:
+        """It always does."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class DiscardRule:
@@ -175,6 +188,11 @@ class ByExceptionRule(FailureRule):
     def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
         """Settle as for a failure without a known exception."""
         return self.otherwise.settlement(receive_count=receive_count, reason=reason, random=random)
+
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether one of its rules may."""
+        return any(rule.may_dead_letter for rule in (self.otherwise, *dict(self.rules).values()))
 
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the rule of the first class that has one, from the exception's own class upwards."""
@@ -413,9 +431,8 @@ class MessageFailed(Exception):  # noqa: N818 - named by what happened, like Air
 
     def __init__(self, message_ids: NamedMessage | Iterable[NamedMessage]) -> None:
         self.message_ids = ids_of(message_ids)
-        count = len(self.message_ids)
-        failed = "1 message failed" if count == 1 else f"{count} messages failed"
-        super().__init__(f"{failed}: {', '.join(map(shown_id, self.message_ids[:10]))}")
+        failed = count_of(len(self.message_ids))
+        super().__init__(f"{failed} failed: {', '.join(map(shown_id, self.message_ids[:10]))}")
 
 
 def named_message_ids(error: BaseException) -> tuple[str, ...] | None:

@@ -128,6 +128,11 @@ class Message:
         return cls(Receipt(message_id, handle), body, dict(attributes), attributes_from_plain(sent) if sent else {})
 
 
+def count_of(number: int, noun: str = "message") -> str:
+    """Return a number of things for people: ``1 message``, ``1,200 messages``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def whole_number(text: object) -> int | None:
     """Return the number in an attribute of the service; None if it is missing, or is not a number.
 

@@ -32,7 +32,6 @@ import dagster as dg
 from sqs_lease.core.failure_rules import (
     ByExceptionRule,
     DeadLetter,
-    DeadLetterRule,
     FailureRule,
     ReleaseRule,
     Settlement,
@@ -120,6 +119,11 @@ class ReleaseWhileRetrying(FailureRule):
         """Settle by the rule of the last attempt."""
         return self.last.settlement(receive_count=receive_count, reason=reason, random=random)
 
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether the rule of the last attempt may."""
+        return self.last.may_dead_letter
+
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return a plain release if the work is tried again; else the rule for the exception."""
         return ReleaseRule(delay=0) if self.is_tried_again.is_set() else self.last.matching(errors)
@@ -148,6 +152,11 @@ class NoDeadLetterForJobErrors(FailureRule):
             return ReleaseRule().settlement(receive_count=receive_count, reason=reason, random=random)
         return settlement
 
+    @property
+    def may_dead_letter(self) -> bool:
+        """Whether the user's rule may."""
+        return self.rule.may_dead_letter
+
     def matching(self, errors: Sequence[str]) -> FailureRule:
         """Return the user's rule for the exception, without dead letters if a job failed."""
         is_named = isinstance(self.rule, ByExceptionRule) and _JOB_ERROR in dict(self.rule.rules)
@@ -166,16 +175,3 @@ def failure_rule(on_failure: OnFailure | None) -> FailureRule:
         TypeError: It is of another type, or an argument is unknown.
     """
     return NoDeadLetterForJobErrors(resolve_failure_rule(on_failure))
-
-
-def may_dead_letter(rule: FailureRule) -> bool:
-    """Whether a failure rule may send messages to the dead-letter queue; of users' own rules it is not known."""
-    match rule:
-        case DeadLetterRule():
-            return True
-        case ByExceptionRule(rules=rules, otherwise=otherwise):
-            return any(map(may_dead_letter, (otherwise, *(each for _, each in rules))))
-        case NoDeadLetterForJobErrors(rule=inner) | ReleaseWhileRetrying(last=inner):
-            return may_dead_letter(inner)
-        case _:
-            return False

@@ -88,7 +88,6 @@ from sqs_lease.dagster.run_batch.folder import (
     check_workspace,
     listed,
 )
-from sqs_lease.dagster.step_lease import refuse_without_dead_letter_queue
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.open_queue import OpenQueue
@@ -272,7 +271,6 @@ class _Router:
         if waiting or under_way >= self.max_batches:
             reason = f"{under_way} of its runs are queued or under way"
             return self._asking_for(_Received(waiting), dispatcher, queue.queue, reason)
-        refuse_without_dead_letter_queue(queue, self.options.on_failure)
         try:
             with access_to(queue):
                 received = asyncio.run(_within(self._receive(queue, dispatcher), queue.queue))
@@ -350,7 +348,7 @@ class _Router:
 
     async def _receive(self, queue: SqsQueueResource, dispatcher: Dispatcher) -> _Received:
         options = self.options
-        opened = OpenQueue(blocking.open_transport(queue.client(), queue.queue), queue.queue, options.policy)
+        opened = OpenQueue(blocking.open_transport(queue.client(), queue.queue), queue.queue, options)
         asking = ThreadPoolExecutor(1, f"sqs-lease router {self.name}")
         try:
             await opened.open()

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
-from sqs_lease.core.failure_rules import FailureRule, Settlement
+from sqs_lease.core.failure_rules import Settlement
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
     Context,
@@ -65,12 +65,12 @@ from sqs_lease.dagster.retries import (
     ReleaseWhileRetrying,
     Repetition,
     exception_of_work,
-    may_dead_letter,
     repetition,
 )
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
 from sqs_lease.dagster.run_batch.folder import BatchFolderError
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
+from sqs_lease.keeper.open_queue import without_dead_letter_queue
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
@@ -186,26 +186,14 @@ def block_of(
         BatchFolderError: The batch is gone, or the run came too late.
         sqs_lease.sqs.errors.SqsError: The queue cannot be used.
     """
-    refuse_without_dead_letter_queue(resource, options.on_failure)
     client = resource.client()
-    adopts = None if passed_on is None else passed_on.take_up()
+    adopts = None
+    if passed_on is not None:
+        # The lease would refuse it, too, but a batch that was taken up by then would be away until its leases end.
+        if options.on_failure.may_dead_letter and resource.attributes().dead_letter_arn is None:
+            raise ValueError(without_dead_letter_queue(resource.queue))
+        adopts = passed_on.take_up()
     return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
-
-
-def refuse_without_dead_letter_queue(resource: SqsQueueResource, on_failure: FailureRule) -> None:
-    """Refuse a failure rule that the queue cannot carry out, before anything is received.
-
-    The queue is only read for a rule that may dead-letter.
-
-    Raises:
-        ValueError: The rule may dead-letter, and the queue has no redrive policy.
-        sqs_lease.sqs.errors.SqsError: The queue cannot be read.
-    """
-    if may_dead_letter(on_failure) and resource.attributes().dead_letter_arn is None:
-        raise ValueError(
-            f"nothing is received from {resource.queue}: on_failure may send messages to a dead-letter queue, and the "
-            "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
-        )
 
 
 class StepLease(AbstractContextManager[LeasedBatch]):

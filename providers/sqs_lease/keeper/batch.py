@@ -13,7 +13,7 @@ from sqs_lease.clock import Clock
 from sqs_lease.core.events import Ending, Lapsed, LeaseEvent, Lost, Outcome, Refused, Settled
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, FailureRule, Release, Settlement, release
 from sqs_lease.core.ledger import Outlook
-from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt, count_of
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.driver import QueueDriver
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown, RoundLimiter
@@ -305,8 +305,8 @@ class Batch:
         self._driver.take(taken, self._policy, self)
         if outdated:
             logger.info(
-                "%d messages of %s were received again since, and are not held by the older receipts: %s",
-                len(outdated),
+                "Received again since, and not held by their older receipts: %s of %s: %s",
+                count_of(len(outdated)),
                 self.queue_url,
                 _named(outdated),
             )
@@ -476,7 +476,10 @@ class Batch:
             begun[receipt] = settlements[receipt]
         wait.countdown.expect(len(begun))
         if begun and (self._forgotten or not self._handed_over.isdisjoint(begun)):
-            raise KeeperClosedError(f"{len(begun)} messages of {self.queue_url} are no longer held here")
+            raise KeeperClosedError(
+                f"{count_of(len(begun))} of {self.queue_url}: no longer held here. They were passed on; or the keeper "
+                "or the consumer was closed, and they are visible again when their visibility timeout ends"
+            )
         self._driver.settle(begun, self, in_order=in_order, within_seconds=within_seconds)
 
     def begin(self, settlements: Mapping[Receipt, Settlement], *, within_seconds: float = 0.0) -> None:

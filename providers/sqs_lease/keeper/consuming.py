@@ -35,7 +35,7 @@ from typing import Final
 from sqs_lease.core.events import Lapsed, LeaseEvent, Lost, Outcome, Settled
 from sqs_lease.core.failure_rules import DeadLetter, Delete, Expire, Release, Settlement, exception_names
 from sqs_lease.core.limits import MAX_BATCH_ENTRIES
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, count_of
 from sqs_lease.keeper.batch import Batch, LeaseReport
 from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.listening import ListenerThread
@@ -364,8 +364,8 @@ class Consuming:
         self._give_back_waiting()
         if self._works:
             logger.warning(
-                "The work on %d messages of %s did not end in time: they are visible again now, although it may go on",
-                len(self._works),
+                "The work on %s of %s did not end in time: visible again now, although the work may go on",
+                count_of(len(self._works)),
                 self._settings.queue,
             )
             self.ended([(work, Release()) for work in self._works.values()])

@@ -25,7 +25,7 @@ from sqs_lease.core.calls import PASSING, Call, DeleteCall, EntryAnswer, ExtendC
 from sqs_lease.core.events import LeaseEvent, Lost, Settled
 from sqs_lease.core.failure_rules import Settlement, printable
 from sqs_lease.core.ledger import Ledger, Outlook
-from sqs_lease.core.messages import Lease, Message, Receipt
+from sqs_lease.core.messages import Lease, Message, Receipt, count_of
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.keeper.event_loop_rounds import LEASES_IN_A_ROUND, Countdown
 from sqs_lease.sqs.errors import SqsError
@@ -447,9 +447,9 @@ class QueueDriver:
             # At most once a minute even if every other call succeeds.
             self._failure_named_at, self._recovery_unnamed = now, True
             logger.warning(
-                "%s of %d messages of %s failed, and is tried again: %s",
+                "%s of %s of %s failed, and is tried again: %s",
                 _verb(call),
-                len(bad),
+                count_of(len(bad)),
                 self._queue_url,
                 bad[0].text or bad[0].code or bad[0].verdict.value,
                 exc_info=error,

@@ -14,6 +14,7 @@ import weakref
 from queue import SimpleQueue
 
 from sqs_lease.core.events import LeaseEvent
+from sqs_lease.core.functions import require_function
 from sqs_lease.keeper.batch import EventListener
 
 logger = logging.getLogger(__name__)
@@ -25,12 +26,9 @@ def check_listener(listener: object) -> None:
     Raises:
         TypeError: It is not a function, or it is one for an event loop, and the thread that calls it has no loop.
     """
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if listener is not None and (not callable(listener) or any(is_kind(listener) for is_kind in kinds)):
-        raise TypeError(
-            f"on_event must be a function that does its work when it is called, not {listener!r}: it is called in a "
-            "separate thread. In asyncio programs let it call loop.call_soon_threadsafe()"
-        )
+    if listener is not None:
+        instead = "give a plain function, which is called in a separate thread and may call loop.call_soon_threadsafe()"
+        require_function(listener, "on_event", instead=instead)
 
 
 def _check_done(returned: object) -> None:

@@ -167,10 +167,13 @@ class LoopThread:
         """Whether the loop refuses calls because it was ended, or its thread died."""
         return self._calls.ended is not None
 
-    def stop(self) -> None:
+    def stop(self, why: str = "") -> None:
         """End the loop and the thread, and wait until they have ended. In a forked child it does nothing.
 
         After :meth:`end_after` it waits for the last coroutine, too.
+
+        Args:
+            why: What to tell those that call it afterwards; by default, that the thread was stopped.
 
         Raises:
             LoopThreadError: This is the loop's own thread.
@@ -178,7 +181,7 @@ class LoopThread:
         if self._process != os.getpid():
             return
         self._refuse_own_thread()
-        self._calls.end(f"the thread {self._thread.name!r} was stopped")
+        self._calls.end(why or f"the thread {self._thread.name!r} was stopped")
         if not self._ends_after_last:
             # A closed loop has ended already.
             with suppress(RuntimeError):

@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -50,7 +50,7 @@ from sqs_lease.core.failure_rules import (
     named_message_ids,
     shown_id,
 )
-from sqs_lease.core.messages import Message, Receipt
+from sqs_lease.core.messages import Message, Receipt, count_of
 from sqs_lease.keeper.batch import Batch, EventListener, LeaseReport
 from sqs_lease.keeper.endings import end_of
 from sqs_lease.keeper.lease_log import LeaseLog
@@ -99,10 +99,13 @@ class SettlementError(Exception):
         self.queue = queue
         self.details = dict(details)
         self.counts: Mapping[str, int] = Counter(details.values())
-        said = "; ".join(f"{count} times: {text or 'no reason given'}" for text, count in self.counts.items())
+        said = "; ".join(
+            f"{count_of(count, 'time')}: {text.removesuffix('.') or 'no reason given'}"
+            for text, count in self.counts.items()
+        )
         super().__init__(
-            f"{len(details)} messages of {queue} were not settled as asked: {_named(list(details))}. They come back: "
-            "at once if the dead-letter queue refused them, or else when their visibility timeout ends. "
+            f"{count_of(len(details))} of {queue} {_was(details)} not settled as asked: {_named(list(details))}. They "
+            "come back: at once if the dead-letter queue refused them, or else when their visibility timeout ends. "
             f"{said}. Check that the queue exists and can be reached, that "
             "the caller may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it has "
             "a dead-letter queue to which the caller may sqs:SendMessage"
@@ -127,11 +130,14 @@ class LeasesLostError(Exception):
         self.lapsed = lapsed
         parts = []
         if details:
-            parts.append(f"{len(details)} leases were lost ({_named(list(details))})")
+            parts.append(f"{count_of(len(details), 'lease')} {_was(details)} lost ({_named(list(details))})")
         if uncertain:
-            parts.append(f"{len(uncertain)} messages were deleted after their leases had ended ({_named(uncertain)})")
+            after = "its lease had" if len(uncertain) == 1 else "their leases had"
+            parts.append(
+                f"{count_of(len(uncertain))} {_was(uncertain)} deleted after {after} ended ({_named(uncertain)})"
+            )
         if lapsed:
-            parts.append(f"{lapsed} times a lease lapsed before it was extended")
+            parts.append(f"{count_of(lapsed, 'time')} a lease lapsed before it was extended")
         super().__init__(
             f"Of a batch of {queue}, {'; '.join(parts)}. Other consumers may have worked on these messages as well. "
             "Make the work idempotent, or raise the visibility timeout"
@@ -213,7 +219,7 @@ class LeaseSession:
 
         Raises:
             SqsError: The queue cannot be used.
-            ValueError: The queue's own visibility timeout is 0.
+            ValueError: The queue's settings do not fit: see :meth:`OpenQueue.open`.
         """
         try:
             await self._receive()
@@ -245,7 +251,7 @@ class LeaseSession:
             began_at = received_at + keeper.clock.wall() - keeper.clock.now()
             await to_its_end(self._span.begin(queue.queue_url, self.messages, began_at))
         if error is not None:
-            logger.warning("Took %d messages only: %s", len(self.messages), error)
+            logger.warning("Took %s only: %s", count_of(len(self.messages)), error)
 
     def _tell(self, event: LeaseEvent) -> None:
         if isinstance(event, Settled) and event.outcome is Outcome.FAILED:
@@ -551,8 +557,10 @@ class SessionMessages(ReceivedMessages):
         return self._session.failing(self._chosen(list(reasons)), reasons)
 
     def _holds_for_certain(self, message: Message | str) -> Callable[[], bool]:
-        (chosen,) = self._chosen(message)
-        return lambda: self._session.still_held(chosen.receipt)
+        if len(chosen := self._chosen(message)) != 1:
+            raise TypeError(f"still_held takes one message or its id, not {len(chosen)}: ask for each message")
+        receipt = chosen[0].receipt
+        return lambda: self._session.still_held(receipt)
 
     def _count(self) -> LeaseReport:
         return self._session.report()
@@ -583,6 +591,10 @@ def ended(queue: str) -> RuntimeError:
     return RuntimeError(
         f"The block of this lease of {queue} has ended, and its messages were settled then: settle them within it"
     )
+
+
+def _was(several: Sized) -> str:
+    return "was" if len(several) == 1 else "were"
 
 
 def _named(ids: Sequence[str]) -> str:

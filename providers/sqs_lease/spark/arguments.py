@@ -5,9 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-_ANSWERS_LATER: Final = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 def require_names(names: object, what: str) -> None:
@@ -40,26 +37,6 @@ def require_path(path: object, what: str) -> None:
         raise TypeError(f"{what} must be a path, not {type(path).__name__}")
     if not str(path).strip():
         raise ValueError(f"{what} is empty: give a path")
-
-
-def require_function(function: object, what: str, *, may_yield: bool = False) -> None:
-    """Refuse a function whose call gives no answer: that of an ``async def`` does nothing until it is awaited.
-
-    Args:
-        function: The value of the argument.
-        what: The name of the argument, for the error.
-        may_yield: Whether a generator is an answer.
-
-    Raises:
-        TypeError: It cannot be called, is ``async``, or yields although it must not.
-    """
-    if not callable(function):
-        raise TypeError(f"{what} must be a function, not {type(function).__name__}")
-    called: tuple[Any, ...] = (function, type(function).__call__)
-    if any(is_one(each) for is_one in _ANSWERS_LATER for each in called):
-        raise TypeError(f"{what} is async, and is called without await: give a plain function")
-    if not may_yield and any(inspect.isgeneratorfunction(each) for each in called):
-        raise TypeError(f"{what} yields, so calling it does nothing: give a function that returns its answer")
 
 
 def require_methods(value: object, what: str, kind: str, *methods: str) -> None:

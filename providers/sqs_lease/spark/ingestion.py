@@ -37,8 +37,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 
 from sqs_lease.core.failure_rules import printable
+from sqs_lease.core.functions import require_function
 from sqs_lease.ingestion.result import CleanUp, StoredResult
-from sqs_lease.spark.arguments import require_function, require_methods
+from sqs_lease.spark.arguments import require_methods
 from sqs_lease.spark.batch_file import MESSAGE_ID, REASONS, RECEIVE_COUNT, BatchFile, Messages, written_batch
 from sqs_lease.spark.columns import REJECT, table_columns
 from sqs_lease.spark.errors import NothingToInferError, TableError

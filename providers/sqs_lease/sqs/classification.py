@@ -336,6 +336,12 @@ _LOST_TEXTS: Final = (
 
 _NAMESPACES: Final = re.compile(r"^(?:.*#|AWS\.SimpleQueueService\.)")
 _SHOWN_CHARACTERS: Final = 1_000
+_READ_CHARACTERS: Final = 10 * _SHOWN_CHARACTERS
+_PASSWORD: Final = re.compile(r"(?<=//)\S{1,300}@|[^\s/@:]{1,100}:[^\s/@]{1,200}@")
+"""A user name and a password in the URL of an endpoint or a proxy: botocore quotes most of them whole.
+
+The numbers bound the time that a stranger's text takes.
+"""
 _LONG_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_-]{100,}")
 
 
@@ -352,7 +358,7 @@ def plain_code(code: str) -> str:
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     """Return a text of the service for logs: without secrets, on one line and without control characters.
 
-    A proxy, or an error that quotes a value, may have both.
+    A proxy, or an error that quotes a value, may have both. Passwords in URLs are replaced by an ellipsis.
 
     Args:
         text: The text; ``InvalidParameterValue`` quotes the value, which may be a whole receipt handle.
@@ -362,6 +368,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, "…")
+    text = _PASSWORD.sub("…@", text[:_READ_CHARACTERS])
     text = " ".join(printable(_LONG_TOKEN.sub("…", text)).split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 

@@ -123,7 +123,7 @@ class ClientTransport(ABC):
 
         async def read() -> str:
             answer = await self._perform("GetQueueUrl", requests.queue_url_request(reference), queue)
-            return _read(lambda: requests.text_of(answer["QueueUrl"]), "GetQueueUrl", queue)
+            return read_answer(lambda: requests.found_url(answer), "GetQueueUrl", queue)
 
         return await self._repeated(read)
 
@@ -134,7 +134,7 @@ class ClientTransport(ABC):
         async def read() -> QueueAttributes:
             parameters = requests.queue_attributes_request(queue_url)
             answer = await self._perform("GetQueueAttributes", parameters, queue_url)
-            return _read(lambda: requests.queue_attributes(answer), "GetQueueAttributes", queue_url)
+            return read_answer(lambda: requests.queue_attributes(answer), "GetQueueAttributes", queue_url)
 
         return await self._repeated(read)
 
@@ -167,7 +167,7 @@ class ClientTransport(ABC):
         answer = await self._perform(
             "ReceiveMessage", parameters, queue_url, wait_seconds=wait_seconds, on_sent=on_sent
         )
-        return _read(lambda: requests.received_messages(answer), "ReceiveMessage", queue_url)
+        return read_answer(lambda: requests.received_messages(answer), "ReceiveMessage", queue_url)
 
     async def change_visibility(self, queue_url: str, changes: Sequence[VisibilityChange]) -> Sequence[EntryAnswer]:
         """See :meth:`sqs_lease.sqs.transport.Transport.change_visibility`."""
@@ -208,31 +208,28 @@ class ClientTransport(ABC):
             deduplication_id=deduplication_id,
         )
         answer = await self._perform("SendMessage", parameters, queue_url, secrets=[body])
-        return _read(lambda: requests.text_of(answer["MessageId"]), "SendMessage", queue_url)
+        return read_answer(lambda: requests.text_of(answer["MessageId"]), "SendMessage", queue_url)
 
     async def start_move_task(
         self, source_arn: str, *, destination_arn: str | None = None, max_per_second: int | None = None
     ) -> str:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.start_move_task`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         parameters = move_tasks.start_request(source_arn, destination_arn, max_per_second)
         answer = await self._perform("StartMessageMoveTask", parameters, source_arn)
-        return _read(lambda: requests.text_of(answer["TaskHandle"]), "StartMessageMoveTask", source_arn)
+        return read_answer(lambda: requests.text_of(answer["TaskHandle"]), "StartMessageMoveTask", source_arn)
 
     async def move_tasks(self, source_arn: str) -> Sequence[MoveTask]:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.move_tasks`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         parameters = {"SourceArn": source_arn, "MaxResults": MAX_LISTED_TASKS}
 
         async def read() -> list[MoveTask]:
             answer = await self._perform("ListMessageMoveTasks", parameters, source_arn)
-            return _read(lambda: move_tasks.listed_tasks(answer), "ListMessageMoveTasks", source_arn)
+            return read_answer(lambda: move_tasks.listed_tasks(answer), "ListMessageMoveTasks", source_arn)
 
         return await self._repeated(read)
 
     async def cancel_move_task(self, source_arn: str, handle: str) -> None:
         """See :meth:`sqs_lease.sqs.move_tasks.RedriveTransport.cancel_move_task`."""
-        await self._check_region(queue_reference(source_arn), source_arn)
         await self._perform("CancelMessageMoveTask", {"TaskHandle": handle}, source_arn, secrets=[handle])
 
     async def dead_letter_sources(self, queue_url: str) -> Sequence[str]:
@@ -241,10 +238,7 @@ class ClientTransport(ABC):
 
         async def read() -> list[str]:
             answer = await self._perform("ListDeadLetterSourceQueues", {"QueueUrl": queue_url}, queue_url)
-            # The API spells this key unlike all others.
-            return _read(
-                lambda: list(map(requests.text_of, answer["queueUrls"])), "ListDeadLetterSourceQueues", queue_url
-            )
+            return read_answer(lambda: requests.dead_letter_sources(answer), "ListDeadLetterSourceQueues", queue_url)
 
         return await self._repeated(read)
 
@@ -309,14 +303,8 @@ class ClientTransport(ABC):
                 code="Timeout",
                 text=f"no answer within {seconds:g} s",
             ) from error
-        except _ForeignAnswerError as error:
-            raise error_from_foreign_answer(
-                error.status, error.text, operation=operation, queue=queue, secrets=secrets
-            ) from None
         except Exception as error:
-            described = error_from_exception(error, operation=operation, queue=queue, secrets=secrets)
-            if described is None and _is_of_reading(error):
-                described = _unreadable(error, operation, queue)
+            described = error_of_call(error, operation=operation, queue=queue, secrets=secrets)
             if described is None:
                 raise
             # Not chained: botocore's text can quote whole receipt handles, and a traceback would print it.
@@ -331,7 +319,7 @@ class ClientTransport(ABC):
                     with translate_client_errors(queue):
                         self._client = await self._open()
                     meta = self._client.meta
-                    meta.events.register("before-parse.sqs", _check_answer, unique_id="sqs-lease-check-answer")
+                    check_answers(self._client)
                     self._methods = {operation: name for name, operation in meta.method_to_api_mapping.items()}
                     self._capacity = Capacity.of(meta.config.max_pool_connections)
         return self._capacity
@@ -361,6 +349,26 @@ def check_region(reference: QueueReference, queue: str, region: str) -> None:
             text=f"the queue is in {reference.region}, the client calls {region}",
             remedy=remedy,
         )
+
+
+def check_answers(client: Any) -> None:
+    """Let a client refuse answers that are not SQS's; :func:`error_of_call` describes the exception that it raises."""
+    client.meta.events.register("before-parse.sqs", _check_answer, unique_id="sqs-lease-check-answer")
+
+
+def error_of_call(error: Exception, *, operation: str, queue: str, secrets: Iterable[str] = ()) -> SqsError | None:
+    """Return the error for a call in which a client raised an exception; None for a defect.
+
+    Args:
+        error: The exception.
+        operation: The API operation.
+        queue: The queue, for the error's text.
+        secrets: See :func:`sqs_lease.sqs.classification.redacted`.
+    """
+    if isinstance(error, _ForeignAnswerError):
+        return error_from_foreign_answer(error.status, error.text, operation=operation, queue=queue, secrets=secrets)
+    described = error_from_exception(error, operation=operation, queue=queue, secrets=secrets)
+    return _unreadable(error, operation, queue) if described is None and _is_of_reading(error) else described
 
 
 class _ForeignAnswerError(Exception):
@@ -433,8 +441,12 @@ def _is_of_reading(error: Exception) -> bool:
     return any(frame.f_globals.get("__name__") in _READERS for frame, _ in frames)
 
 
-def _read(reading: Callable[[], _T], operation: str, queue: str) -> _T:
-    """Read an answer of status 200; one without a required field did not come from SQS."""
+def read_answer(reading: Callable[[], _T], operation: str, queue: str) -> _T:
+    """Read an answer of status 200; one without a required field did not come from SQS.
+
+    Raises:
+        ForeignAnswerError: It cannot be read.
+    """
     try:
         return reading()
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

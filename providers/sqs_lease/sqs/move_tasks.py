@@ -63,6 +63,9 @@ class MoveTask:
 class RedriveTransport(Transport, Protocol):
     """A transport that moves messages out of dead-letter queues; those over AWS clients and the in-memory one do.
 
+    Each ARN is one that :meth:`queue_attributes` returned. Servers other than AWS write regions and forms of their own
+    into it, so it is not checked.
+
     A call that cannot be carried out raises an :class:`sqs_lease.sqs.errors.SqsError`.
     """
 

@@ -11,7 +11,7 @@ from sqs_lease.core.messages import Message, Receipt, plain_attributes
 from sqs_lease.sqs.classification import entry_verdict, plain_code, redacted
 from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import QueueAttributes
-from sqs_lease.sqs.validation import QueueReference
+from sqs_lease.sqs.validation import QueueReference, check_queue_url
 
 _ATTRIBUTES_READ: Final = [
     "QueueArn",
@@ -31,6 +31,34 @@ def queue_url_request(reference: QueueReference) -> Parameters:
     if reference.account is not None:
         parameters["QueueOwnerAWSAccountId"] = reference.account
     return parameters
+
+
+def found_url(answer: Mapping[str, Any]) -> str:
+    """Read the URL in the answer of ``GetQueueUrl``.
+
+    Raises:
+        KeyError: It has none.
+        TypeError: It is not a text.
+        ValueError: It is not a queue's URL.
+    """
+    url = text_of(answer["QueueUrl"])
+    check_queue_url(url)
+    return url
+
+
+def dead_letter_sources(answer: Mapping[str, Any]) -> list[str]:
+    """Read the queues' URLs in the answer of ``ListDeadLetterSourceQueues``.
+
+    Raises:
+        KeyError: It has none.
+        TypeError: It is not a list of texts.
+        ValueError: One is not a queue's URL.
+    """
+    # The API spells this key unlike all others.
+    urls = [text_of(url) for url in answer["queueUrls"]]
+    for url in urls:
+        check_queue_url(url)
+    return urls
 
 
 def queue_attributes_request(queue_url: str) -> Parameters:

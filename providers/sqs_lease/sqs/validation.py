@@ -15,7 +15,7 @@ from sqs_lease.core.limits import MAX_BATCH_ENTRIES, MAX_VISIBILITY_SECONDS, MAX
 
 FIFO_SUFFIX: Final = ".fifo"
 
-_NAME_CHARACTERS: Final = 80
+MOST_NAME_CHARACTERS: Final = 80
 _TOKEN_CHARACTERS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ARN: Final = re.compile(
@@ -58,7 +58,12 @@ def dead_letter_queue_url(queue_url: str, dead_letter_arn: str) -> str:
     SQS wants both in one account and region. So they differ in their names only, and what other servers write into the
     ARN as a region does not matter.
     """
-    return f"{queue_url.rpartition('/')[0]}/{dead_letter_arn.rpartition(':')[2]}"
+    return f"{queue_url.rpartition('/')[0]}/{name_in_arn(dead_letter_arn)}"
+
+
+def name_in_arn(arn: str) -> str:
+    """Return the queue's name in an ARN of a server's answer: servers other than AWS write ARNs of their own form."""
+    return arn.rpartition(":")[2]
 
 
 def queue_reference(queue: str) -> QueueReference:
@@ -67,6 +72,7 @@ def queue_reference(queue: str) -> QueueReference:
     Raises:
         ValueError: ``queue`` is not a queue name, ARN or URL.
     """
+    _refuse_password(queue)
     if not isinstance(queue, str) or not queue.strip():
         raise ValueError(f"{queue!r} is not a queue name, ARN or URL")
     if queue.startswith("arn:"):
@@ -87,6 +93,7 @@ def check_queue_url(queue_url: str) -> QueueReference:
     Raises:
         ValueError: ``queue_url`` is not the URL of a queue.
     """
+    _refuse_password(queue_url)
     if not isinstance(queue_url, str) or "://" not in queue_url:
         raise ValueError(f"{queue_url!r} is not a queue URL; Transport.queue_url() finds the URL of a name or ARN")
     return _url_reference(queue_url)
@@ -182,6 +189,15 @@ def check_send(queue_url: str, body: str, *, message_group_id: str | None, dedup
         _check_token(deduplication_id, "deduplication_id", queue_url)
 
 
+def _refuse_password(queue: object) -> None:
+    """Refuse a URL with a user name or a password, before any text quotes it: errors and logs name the queue."""
+    if isinstance(queue, str) and "@" in queue:
+        raise ValueError(
+            "a queue has no @ in its name, ARN or URL, and this one is not shown, because a password may be before its "
+            "@: leave out all between // and the @. SQS reads no password from a URL; the client has the credentials"
+        )
+
+
 @lru_cache(maxsize=256)  # each call of a transport asks again for the same few queues
 def _url_reference(url: str) -> QueueReference:
     is_not_one = (
@@ -207,10 +223,10 @@ def region_of_host(host: str) -> str | None:
 
 
 def _checked_name(name: str, given: str) -> str:
-    if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
+    if len(name) > MOST_NAME_CHARACTERS or not _NAME.fullmatch(name):
         where = "" if name == given else f" (in {given!r})"
         raise ValueError(
-            f"{name!r}{where} is not a queue name: a name has 1 to {_NAME_CHARACTERS} letters, digits, hyphens and "
+            f"{name!r}{where} is not a queue name: a name has 1 to {MOST_NAME_CHARACTERS} letters, digits, hyphens and "
             f"underscores, and ends in {FIFO_SUFFIX} for a FIFO queue"
         )
     return name

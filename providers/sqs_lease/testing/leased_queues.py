@@ -7,6 +7,7 @@ from typing import Any
 
 from sqs_lease.clock import SystemClock
 from sqs_lease.core.limits import DEFAULT_VISIBILITY_SECONDS
+from sqs_lease.sqs.validation import MOST_NAME_CHARACTERS, queue_reference
 from sqs_lease.testing.audit import AuditKind
 from sqs_lease.testing.memory_queue import MessageState
 from sqs_lease.testing.memory_sqs import MemorySqs
@@ -86,11 +87,14 @@ class LeasedQueues:
             message_group_id: FIFO: the group of these messages.
 
         Raises:
-            ValueError: The name is taken, or a value is out of range.
+            ValueError: The name is taken or is not a queue name, or a value is out of range.
+            TypeError: A body is not a text.
         """
+        queue_reference(name)
         stem, fifo = name.removesuffix(".fifo"), name.endswith(".fifo")
-        kind = ".fifo" if fifo else ""
-        dead_letter_url = self.sqs.create_queue(f"{stem}-dead-letters{kind}", content_based_deduplication=fifo)
+        end = "-dead-letters.fifo" if fifo else "-dead-letters"
+        dead_letter_name = stem[: MOST_NAME_CHARACTERS - len(end)] + end
+        dead_letter_url = self.sqs.create_queue(dead_letter_name, content_based_deduplication=fifo)
         url = self.sqs.create_queue(
             name,
             visibility_seconds=visibility_seconds,

@@ -22,6 +22,7 @@ from sqs_lease.core.limits import (
 from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.sqs.move_tasks import MAX_MOVES_PER_SECOND, MoveTask
 from sqs_lease.sqs.transport import QueueAttributes
+from sqs_lease.sqs.validation import queue_reference
 from sqs_lease.testing import service_errors as errors
 from sqs_lease.testing.audit import AuditTrail
 from sqs_lease.testing.memory_fifo_queue import FifoQueue
@@ -112,9 +113,11 @@ class MemorySqs:
             content_based_deduplication: FIFO: the body stands in for a missing deduplication id.
 
         Raises:
-            ValueError: A value is out of range, the name is taken, or the dead-letter queue does not exist
-                or is of the other kind.
+            ValueError: A value is out of range, the name is taken or is not a queue name, or the dead-letter queue
+                does not exist or is of the other kind.
         """
+        if queue_reference(name).name != name:
+            raise ValueError(f"{name!r} is a URL or an ARN: give the queue's name")
         fifo = name.endswith(".fifo")
         url = f"https://sqs.{_REGION}.amazonaws.com/{_ACCOUNT}/{name}"
         if url in self._queues:
@@ -183,6 +186,7 @@ class MemorySqs:
             delay_seconds: Standard only; the queue's own by default.
 
         Raises:
+            TypeError: The body is not a text, or an attribute not a mapping.
             MemorySqsError: The service would refuse it.
         """
         with self._lock:

@@ -27,8 +27,11 @@ def check_sent_message(body: str, message_attributes: Mapping[str, Mapping[str, 
     """Check a message's body and attributes.
 
     Raises:
+        TypeError: The body is not a text, or an attribute not a mapping.
         MemorySqsError: The service would refuse it.
     """
+    if not isinstance(body, str):
+        raise TypeError(f"the body of a message is a text, not {type(body).__name__}: json.dumps() makes one")
     if not body:
         raise MemorySqsError(errors.MISSING_BODY)
     if _OUTSIDE_XML.search(body):
@@ -37,6 +40,11 @@ def check_sent_message(body: str, message_attributes: Mapping[str, Mapping[str, 
         raise MemorySqsError(errors.too_many_attributes(len(message_attributes), MOST_ATTRIBUTES))
     length = len(body.encode())
     for name, attribute in message_attributes.items():
+        if not isinstance(attribute, Mapping):
+            raise TypeError(
+                f"attribute {name!r} is of type {type(attribute).__name__}; the SQS API has "
+                f'{{"DataType": "String", "StringValue": "..."}} there'
+            )
         length += len(name.encode()) + _checked_attribute_bytes(name, attribute)
     if length > LONGEST_MESSAGE_BYTES:
         raise MemorySqsError(errors.MESSAGE_TOO_LONG)

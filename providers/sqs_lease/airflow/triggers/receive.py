@@ -62,13 +62,14 @@ from sqs_lease.airflow.triggers.shared import (
 )
 from sqs_lease.core import policies
 from sqs_lease.core.calls import Verdict
-from sqs_lease.core.failure_rules import DeadLetter, Release, Settlement, backoff, expire, release
+from sqs_lease.core.failure_rules import DeadLetter, FailureRule, Release, Settlement, backoff, expire, release
 from sqs_lease.core.messages import Lease, Message, Receipt
 from sqs_lease.core.policies import Growing, RenewalPolicy
 from sqs_lease.core.specs import decode_failure_rule, decode_policy, encode_failure_rule
 from sqs_lease.keeper.batch import Batch, EventListener, KeeperClosedError
 from sqs_lease.keeper.endings import cancelled_once
 from sqs_lease.keeper.keeper import Keeper
+from sqs_lease.keeper.open_queue import without_dead_letter_queue
 from sqs_lease.keeper.options import LeaseOptions
 from sqs_lease.keeper.receiver import Receiver, Reception
 from sqs_lease.keeper.telemetry import trace_of, traceparent_here
@@ -335,10 +336,13 @@ class Collector:
 
         Raises:
             SqsError: The queue cannot be used.
-            ValueError: An option is out of range, or ``queue`` is not a queue name, URL or ARN.
+            ValueError: An option is out of range, ``queue`` is not a queue name, URL or ARN, or a rule may dead-letter
+                and the queue has no dead-letter queue.
         """
         queue_url = await keeper.transport.queue_url(options.queue)
         attributes = await keeper.transport.queue_attributes(queue_url)
+        if attributes.dead_letter_arn is None and (option := options.dead_lettering()):
+            raise ValueError(without_dead_letter_queue(options.queue, option))
         policy = with_visibility(options.lease().policy, attributes.visibility_seconds)
         if (risk := takeover_risk(policy)) is not None:
             logger.warning("Leases of %s are at risk: %s", queue_url, risk)
@@ -702,3 +706,10 @@ class ReceiveOptions:
             policy=decode_policy(self.policy),
             on_failure=decode_failure_rule(self.on_failure),
         )
+
+    def dead_lettering(self) -> str:
+        """Return the name of an option by whose rule messages may be dead-lettered; empty without one."""
+        if decode_failure_rule(self.on_failure).may_dead_letter:
+            return "on_failure"
+        unmatched = None if self.unmatched is None else decode_unmatched(self.unmatched)
+        return "unmatched" if isinstance(unmatched, FailureRule) and unmatched.may_dead_letter else ""

@@ -17,6 +17,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from sqs_lease.blocking import LeasedBatch
+from sqs_lease.core.functions import is_async, yields
 from sqs_lease.dagster.backlog_sensor import build_sqs_backlog_sensor
 from sqs_lease.dagster.checks import build_sqs_backlog_check, build_sqs_lease_check
 from sqs_lease.dagster.components.options import (
@@ -203,8 +204,7 @@ def _function(path: str) -> Callable[..., Any]:
         ) from error
     if not callable(function) or inspect.isclass(function):
         raise ValueError(f"function: {path!r} is not a function")
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_kind(function) for is_kind in kinds):
+    if is_async(function) or yields(function):
         raise ValueError(f"function: {path!r} is a generator or asynchronous, so its work would not be done")
     arguments = ["context", "messages"] if _takes_context(function) else ["messages"]
     try:

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody who writes Spark knows it
 from pyspark.sql.types import NullType, StringType, StructField, StructType, TimestampType
 
+from sqs_lease.core.functions import require_function
 from sqs_lease.spark import batch_file
-from sqs_lease.spark.arguments import require_function
 from sqs_lease.spark.columns import MESSAGE_ID, REASON, SENT_AT
 from sqs_lease.spark.errors import IngestionError, SchemaError
 from sqs_lease.spark.schemas import arrow_schema, notation, nullable, quoted, record_batch, struct_type, without_case

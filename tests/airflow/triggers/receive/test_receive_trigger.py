@@ -13,7 +13,9 @@ from botocore.exceptions import NoCredentialsError, ProfileNotFound
 from sqs_lease.airflow.airflow_api.requests import CommsError
 from sqs_lease.airflow.handover import LEASE_KEY, HandedLease
 from sqs_lease.airflow.triggers.receive import FAILED, FAILED_FOR_GOOD, TIMED_OUT
+from sqs_lease.core.failure_rules import dead_letter
 from sqs_lease.core.policies import Growing
+from sqs_lease.core.specs import encode_failure_rule
 from sqs_lease.testing import AuditKind, MemorySqs, MessageState, VirtualClock, run_virtual
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.virtual_triggerer import (
@@ -206,6 +208,19 @@ def test_a_queue_that_does_not_exist_fails_the_task_for_good_with_the_remedy(wor
         assert "Check its name" in event.payload["error"]
 
     world.run(scenario)
+
+
+@pytest.mark.parametrize("option", ["on_failure", "unmatched"])
+def test_a_rule_that_may_dead_letter_fails_the_task_if_the_queue_has_no_dead_letters(world: World, option: str) -> None:
+    world.sqs.send(world.url, "a")
+
+    async def scenario(triggerer: VirtualTriggerer) -> None:
+        (event,) = await world.start(triggerer, **{option: encode_failure_rule(dead_letter())}).ended()
+        assert event.payload["status"] == FAILED_FOR_GOOD
+        assert f"nothing is received from orders: {option} may send messages to a dead-letter" in event.payload["error"]
+
+    world.run(scenario)
+    assert world.states() == {MessageState.VISIBLE}
 
 
 def test_a_name_that_no_queue_can_have_fails_the_task_for_good(world: World) -> None:
