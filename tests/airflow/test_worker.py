@@ -310,6 +310,39 @@ def test_messages_that_a_killed_task_gave_back_are_not_left_for_the_next_try_to_
     assert supervisor.xcoms == {}
 
 
+class LaterTry(TaskInstance):
+    """A task instance of the second or a later try, which finds what earlier tries left."""
+
+    def __init__(self, supervisor: ScriptedComms, try_number: int) -> None:
+        super().__init__()
+        self.try_number = try_number
+        self._supervisor = supervisor
+
+    def xcom_pull(self, *, task_ids: str, key: str) -> Any:
+        return self._supervisor.xcoms.get((self.run_id, task_ids, -1, key))
+
+    def get_task_states(self, **_: Any) -> dict[str, Any]:
+        return {}
+
+
+def test_what_an_earlier_try_handed_on_is_given_back_once_and_then_belongs_to_others(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, supervisor: ScriptedComms
+) -> None:
+    queue.send("a")
+    made = sensor(dag, queue.url, timeout=0, soft_fail=True)
+    execute(made, TaskInstance())
+    made.poke = lambda context: False  # type: ignore[method-assign]
+    with pytest.raises(AirflowSkipException):
+        execute(made, LaterTry(supervisor, 2))
+    assert queue.visible == ["a"]
+    assert len(leased_queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=600)) == 1
+    # In mode="reschedule" each look begins so, in the same try.
+    for try_number in (2, 3):
+        with pytest.raises(AirflowSkipException):
+            execute(made, LaterTry(supervisor, try_number))
+    assert queue.visible == []
+
+
 # Before a sensor defers
 
 

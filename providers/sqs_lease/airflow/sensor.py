@@ -495,7 +495,9 @@ class SqsLeaseSensor(BaseSensorOperator):
             return
         lease = task_instance.xcom_pull(task_ids=keeper_task_id, key=HANDED_KEY)
         if lease is not None:
-            self.log.info("Messages of the earlier try: %s", give_back_handed(lease, run_of(task_instance)))
+            receiving = run_of(task_instance)
+            said = give_back_handed(lease, receiving, replace(receiving, task_id=keeper_task_id), HANDED_KEY)
+            self.log.info("Messages of the earlier try: %s", said)
 
     def _filter(self) -> MessageFilter | None:
         with named(repr(self.task_id)):

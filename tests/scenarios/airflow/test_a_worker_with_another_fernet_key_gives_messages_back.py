@@ -79,7 +79,9 @@ def received(queue: LeasedQueue) -> tuple[SqsLeaseKeeperOperator, dict[str, Any]
     return keeper, task_instance.pushed[LEASE_KEY]
 
 
-def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(queue: LeasedQueue, keys: Keys) -> None:
+def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back_once(
+    queue: LeasedQueue, leased_queues: LeasedQueues, supervisor: ScriptedComms, keys: Keys
+) -> None:
     queue.send("a", "b")
     keys.worker()
     keeper, lease = received(queue)
@@ -90,11 +92,20 @@ def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(q
     assert "task 'orders' of DAG 'shop'" in str(raised.value)
     assert lease["sealed"][:20] not in str(raised.value)
     keys.worker()
-    instance = SimpleNamespace(xcom_pull=lambda **_: lease, dag_id="shop", run_id="run", task_id="orders_keeper")
+    place = ("run", "orders", -1, LEASE_KEY)
+    supervisor.xcoms[place] = lease
+    instance = SimpleNamespace(
+        xcom_pull=lambda **_: supervisor.xcoms[place], dag_id="shop", run_id="run", task_id="orders_keeper"
+    )
     event = {"error": str(raised.value), "give_back": True}
     with pytest.raises(AirflowFailException, match=r"fernet_key.*2 of 2 messages were given back"):
         keeper.execute_complete(context_of(instance), event)
     assert queue.visible == ["a", "b"]
+    # A user clears the keeper, when another consumer has them.
+    assert len(leased_queues.sqs.receive(queue.url, max_messages=10, visibility_seconds=600)) == 2
+    with pytest.raises(AirflowFailException):
+        keeper.execute_complete(context_of(instance), event)
+    assert queue.visible == []
 
 
 def test_the_keepers_trigger_resumes_a_worker_at_once(supervisor: ScriptedComms, keys: Keys) -> None:
@@ -121,5 +132,5 @@ def test_a_worker_that_cannot_read_the_leases_either_says_when_the_messages_come
     keys.worker()
     _, lease = received(queue)
     keys.triggerer()
-    assert "come back when their visibility timeout ends" in give_back_handed(lease, RECEIVING)
+    assert "come back when their visibility timeout ends" in give_back_handed(lease, RECEIVING, RECEIVING, LEASE_KEY)
     assert queue.visible == []
