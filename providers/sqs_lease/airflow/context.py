@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
@@ -161,7 +161,9 @@ def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments,
                 f"sqs_lease({args[0]!r}, queue_url=...)"
             )
         if not args and "name" not in kwargs:
-            raise TypeError("sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', ...)")
+            raise TypeError(
+                "sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', queue_url=...)"
+            )
         defaults = {**default_args_of_open_dag(), **cast("Mapping[str, Any]", kwargs.get("default_args") or {})}
         for argument in _OF_OPERATORS:
             if argument in defaults:
@@ -172,7 +174,6 @@ def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments,
 
 
 @_called_by_name
-@contextmanager
 def sqs_lease(
     name: str,
     *,
@@ -183,7 +184,7 @@ def sqs_lease(
     event: Asset | None = None,
     keeper_arguments: TaskArguments | None = None,
     **arguments: Unpack[ReceiveArguments],
-) -> Iterator[Any]:
+) -> AbstractContextManager[Any]:
     """Receive messages and keep them invisible while the tasks in the body work on them.
 
     For example::
@@ -200,7 +201,7 @@ def sqs_lease(
     A task in the body concerns all messages, unless it is mapped over ``orders`` itself, or over what such a task
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
     failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``; this is not looked up for a
-    function that never returns a value, by its code or by its annotation. A task that fails may
+    function that never returns a value, by its annotation. A task that fails may
     ``raise MessageFailed(message_ids)`` to fail no others. ``settlement/rules.py`` has the rules. Tasks that run even
     if single messages failed (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
@@ -237,9 +238,10 @@ def sqs_lease(
             ``keeper_arguments`` alone, not by ``default_args``: a keeper that waits for another run's loses its
             messages.
 
-    Yields:
-        The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
-        ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``.
+    Returns:
+        A context for ``with``, whose value is the messages as an ``XComArg`` (typed as Any, like what it stands for at
+        run time): a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``. Without
+        ``with`` there is no keeper, and the DAG is refused when it was parsed.
 
     Raises:
         ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, more
@@ -262,6 +264,16 @@ def sqs_lease(
         raise
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
+    of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
+    of_keeper |= _NOT_TO_WAIT
+    of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
+    of_keeper |= {"on_failure": on_failure, "on_lost": on_lost, "ordered": ordered, "handoff_timeout": handoff_timeout}
+    return _around_work(name, sensor, of_keeper)
+
+
+@contextmanager
+def _around_work(name: str, sensor: SqsLeaseSensor, of_keeper: Mapping[str, Any]) -> Iterator[Any]:
+    """Set the tasks of the body behind the sensor, and a keeper beside them."""
     dag = sensor.dag
     before = set(dag.task_dict)
     yield XComArg(sensor)
@@ -275,19 +287,10 @@ def sqs_lease(
     keeper_task_id = f"{name}_keeper"
     work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)  # it refuses tasks that it cannot tell apart
     sensor.check_mapped(sensor.max_messages)
-    of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
-    of_keeper |= _NOT_TO_WAIT
-    of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
-    SqsLeaseKeeperOperator(
-        task_id=keeper_task_id,
-        receive_task_id=sensor.task_id,
-        work_task_ids=work_task_ids,
-        on_failure=on_failure,
-        on_lost=on_lost,
-        ordered=ordered,
-        handoff_timeout=handoff_timeout,
-        **of_keeper,
-    ).as_teardown(setups=sensor)
+    keeper = SqsLeaseKeeperOperator(
+        task_id=keeper_task_id, receive_task_id=sensor.task_id, work_task_ids=work_task_ids, **of_keeper
+    )
+    keeper.as_teardown(setups=sensor)
 
 
 def _check_names(name: object, given: Mapping[str, Any], keeper_arguments: object) -> None:

@@ -260,8 +260,9 @@ class SqsLeaseSensor(BaseSensorOperator):
     def resolve_template_files(self) -> None:
         """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""
         super().resolve_template_files()
-        if (keeper := self._found_keeper()) is not None:
-            refuse_late_readers(self, keeper.work_task_ids)
+        if (keeper := self._found_keeper()) is None:
+            raise ValueError(self._no_keeper())
+        refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
         """Receive messages that are there, or let the trigger wait for them and end the task.
@@ -542,9 +543,12 @@ class SqsLeaseSensor(BaseSensorOperator):
     def _keeper(self) -> SqsLeaseKeeperOperator:
         if (keeper := self._found_keeper()) is not None:
             return keeper
-        raise AirflowFailException(
+        raise AirflowFailException(self._no_keeper())
+
+    def _no_keeper(self) -> str:
+        return (
             f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
-            "settled: use sqs_lease(), or make a keeper its teardown"
+            f"settled: write with sqs_lease({self.task_id!r}, ...) as messages, or make a keeper its teardown"
         )
 
 
