@@ -221,6 +221,42 @@ def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: Le
     assert type(e.value) is AirflowFailException
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
+def test_with_never_fail_a_missing_queue_is_a_skip_that_names_it_in_the_log(
+    dag: DAG, queue: LeasedQueue, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    with pytest.raises(AirflowSkipException, match=r"never_fail: task 'orders' .*no-such-queue.*Check its name"):
+        execute(sensor(dag, "no-such-queue", never_fail=True, **options), TaskInstance())
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no-such-queue" in line]
+    assert "[error " in line
+
+
+def test_with_never_fail_the_time_out_is_a_skip_too(dag: DAG, queue: LeasedQueue) -> None:
+    with pytest.raises(AirflowSkipException, match="never_fail"):
+        execute(sensor(dag, queue.url, timeout=0, never_fail=True), TaskInstance())
+
+
+def test_with_silent_fail_errors_that_may_pass_are_waited_out_and_others_fail_at_once(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AirflowFailException, match="no-such-queue"):
+        execute(sensor(dag, "no-such-queue", silent_fail=True, soft_fail=True), TaskInstance())
+    refused: list[TransportCall] = []
+
+    def fault(call: TransportCall) -> Fault:
+        if call.operation is Operation.QUEUE_ATTRIBUTES and not refused:
+            refused.append(call)
+            return Fault(error=THROTTLED)
+        return NO_FAULT
+
+    monkeypatch.setattr(worker, "make_transport", lambda connection: MemoryTransport(leased_queues.sqs, faults=fault))
+    queue.send("a")
+    with DAG("other", schedule=None) as other:
+        messages = execute(sensor(other, queue.url, silent_fail=True), TaskInstance())
+    assert [message["Body"] for message in messages] == ["a"]
+    assert refused
+
+
 def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue: LeasedQueue) -> None:
     made = sensor(dag, queue.url, mode="reschedule", timeout=3600)
     made.timeout = 1  # one look, and not the twenty seconds of it
