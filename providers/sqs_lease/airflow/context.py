@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypedDict, Typ
 from airflow.sdk import Asset, XComArg
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
-from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options
+from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options, warn_author
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import SqsLeaseSensor
 from sqs_lease.airflow.settlement.lost_leases import OnLost
-from sqs_lease.airflow.settlement.rules import work_tasks
+from sqs_lease.airflow.settlement.rules import result_is_dropped, work_tasks
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
@@ -286,6 +286,14 @@ def _around_work(name: str, sensor: SqsLeaseSensor, of_keeper: Mapping[str, Any]
         )
     keeper_task_id = f"{name}_keeper"
     work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)  # it refuses tasks that it cannot tell apart
+    if dropped := [task_id for task_id in work_task_ids if result_is_dropped(dag.task_dict[task_id])]:
+        warn_author(
+            f"with do_xcom_push=False Airflow drops what {', '.join(dropped)} of the lease {name!r} in DAG "
+            f"{dag.dag_id!r} return: batchItemFailures are not seen, nor a coroutine or generator that was never run, "
+            "and the messages are deleted. Leave do_xcom_push out, or annotate a function that returns nothing with "
+            "-> None",
+            UserWarning,
+        )
     sensor.check_mapped(sensor.max_messages)
     keeper = SqsLeaseKeeperOperator(
         task_id=keeper_task_id, receive_task_id=sensor.task_id, work_task_ids=work_task_ids, **of_keeper

@@ -443,6 +443,12 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
     return work
 
 
+def result_is_dropped(task: Any) -> bool:
+    """Whether Airflow drops what a task's Python function returns, although it may name failed messages."""
+    runs_python = hasattr(_class(task), "execute_callable")  # of Airflow's PythonOperator
+    return runs_python and not (_do_xcom_push(task) or _chooses(task) or _returns_nothing(task))
+
+
 def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tuple[str, str] | None:
     """Return a mapped task and another whose id reads like one of its instances (``check`` and ``check_1``), if any.
 
