@@ -45,10 +45,15 @@ _NOT_TO_WAIT: Final = {
     "wait_for_downstream": False,
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
+    "retry_delay": timedelta(seconds=5),
+    "retry_exponential_backoff": 0,
+    "retry_policy": None,
 }
 """Arguments that a keeper does not take from ``default_args``.
 
-The messages of a keeper that waits for another run's keeper, perhaps for hours, would be given back meanwhile.
+The messages of a keeper that waits for another run's keeper, perhaps for hours, would be given back meanwhile. So would
+those of one that failed to start and waits for its next try: Airflow's delay of 5 minutes is as long as
+``handoff_timeout``.
 """
 
 
@@ -234,9 +239,9 @@ def sqs_lease(
         keeper_arguments: Arguments for ``name_keeper`` alone, out of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`. ``queue``, ``pool``, ``executor``,
             ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments``
-            has others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
-            ``keeper_arguments`` alone, not by ``default_args``: a keeper that waits for another run's loses its
-            messages.
+            has others for it. ``depends_on_past``, ``wait_for_downstream``, ``max_active_tis_per_dag`` and
+            ``retry_delay`` (5 s there) go there by ``keeper_arguments`` alone, not by ``default_args``: a keeper that
+            waits for another run's, or long for its next try, loses its messages.
 
     Returns:
         A context for ``with``, whose value is the messages as an ``XComArg`` (typed as Any, like what it stands for at
