@@ -39,7 +39,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, adopt, hand_on
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, PayloadError, adopt, hand_on
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
@@ -243,10 +243,12 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release all held messages: no keeper follows."""
-        await batch.release_all()
-        if self._settler is not None:
-            await self._publish_span(handed, self._settler)
-        batch.forget()
+        try:
+            await batch.release_all()
+            if self._settler is not None:
+                await self._publish_span(handed, self._settler)
+        finally:
+            batch.forget()
         await remove_files(handed)
 
     async def _publish_span(self, handed: HandedLease, settler: Settler) -> None:
@@ -288,26 +290,29 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         batch, self._batch = self._batch, None
         if keepers is None or batch is None:
             return
-        if handed is None or settler is None or self._stood_still(keepers):
-            logger.warning("Leaving the leases alone, because earlier settlements, or those elsewhere, are not known")
-            batch.forget()
-            return
         try:
-            then = await self._decide_after_action(handed, keepers)
-        except CommsError as error:
-            logger.warning(
-                "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
-            )
-            then = _AfterAction.LEAVE
-        if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
-            logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
-            # In a cleared run this note would replace the one about the new batch.
-            if then is _AfterAction.RELEASE:
-                await settler.progress.write_end()
-            await self._release(batch, handed)
-        elif then is _AfterAction.EXTEND:
-            await self._leave_to_the_next_try(batch, handed, settler, keepers)
-        else:
+            if handed is None or settler is None or self._stood_still(keepers):
+                logger.warning(
+                    "Leaving the leases alone, because earlier settlements, or those elsewhere, are not known"
+                )
+                return
+            try:
+                then = await self._decide_after_action(handed, keepers)
+            except CommsError as error:
+                logger.warning(
+                    "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
+                )
+                return
+            if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
+                logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
+                # In a cleared run this note would replace the one about the new batch.
+                if then is _AfterAction.RELEASE:
+                    await settler.progress.write_end()
+                await self._release(batch, handed)
+            elif then is _AfterAction.EXTEND:
+                await self._leave_to_the_next_try(batch, handed, settler, keepers)
+        finally:
+            # Also after an error: the keeper that other triggers share would extend it for hours.
             batch.forget()
 
     async def _leave_to_the_next_try(
@@ -355,7 +360,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
     async def _is_still_the_runs(self, handed: HandedLease) -> bool:
         """Whether the receiving task still has this batch, and not another one that the keeper will get instead."""
         lease = await pull(self._receiving, LEASE_KEY)
-        return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
+        try:
+            return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
+        except PayloadError:
+            return False  # sealed with another Fernet key than this batch was, or what a user put in its place
 
     @staticmethod
     def _stood_still(keepers: TriggererKeepers) -> bool:
