@@ -83,6 +83,9 @@ consumer has asked for. So the wait is longer while the leases last as they were
 settles nothing before.
 """
 
+ASK_AGAIN_SECONDS: Final = 3.0
+"""How long until the note is read again after an error, as of an XCom backend whose service is away for a moment."""
+
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
 
@@ -374,10 +377,14 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper, signals: FailureSignals | None
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
-        progress = await self._progress(handed, keepers, keeper)
+        known = await self._progress(handed, keepers, keeper)
+        progress = Progress(batch_id=handed.batch_id) if known is None else known
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
         written = self._with_extensions(progress.newest(handed.written), keepers.clock)
+        if known is None:
+            # Any of them may have been given back, and be another consumer's by now.
+            written = replace(written, leases=tuple(lease.in_doubt() for lease in written.leases))
         leases = written.leases_now(keepers.clock, handed.queue_url)
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
@@ -432,8 +439,8 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         ]
         return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
-    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress:
-        """Read the progress note: the settlements so far, and the deadline of the leases.
+    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress | None:
+        """Read the progress note: the settlements so far, and the deadline of the leases; None if it cannot be read.
 
         While Airflow does not answer, all messages are held, in a batch without events and counts.
         """
@@ -441,7 +448,7 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             await asyncio.sleep(EARLIER_TRY_SECONDS)
         written = handed.written.leases_now(keepers.clock, handed.queue_url)
         first_end = min((lease.deadline for lease in written), default=0.0)
-        hold_from = max(keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS)
+        ask_until, hold_from = sorted((keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS))
         while True:
             try:
                 return replace(await self._read_progress(handed), batch_id=handed.batch_id)
@@ -453,8 +460,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
             except CommsError as error:
-                logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
-                return Progress(batch_id=handed.batch_id)
+                if keepers.clock.now() >= ask_until:
+                    logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
+                    return None
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     async def _read_progress(self, handed: HandedLease) -> Progress:
         progress = await read_progress(self._receiving, handed.batch_id)
