@@ -57,6 +57,7 @@ from sqs_lease.airflow.payload import (
     find_refused,
     messages_of,
 )
+from sqs_lease.airflow.settlement.rules import work_tasks
 from sqs_lease.airflow.triggers.receive import (
     FAILED,
     TIMED_OUT,
@@ -266,6 +267,9 @@ class SqsLeaseSensor(BaseSensorOperator):
         super().resolve_template_files()
         if (keeper := self._found_keeper()) is None:
             raise ValueError(self._no_keeper())
+        work_tasks(
+            self.dag, keeper.work_task_ids, self.task_id, keeper.task_id
+        )  # those of a keeper without sqs_lease()
         refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
