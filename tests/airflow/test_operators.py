@@ -93,4 +93,4 @@ def test_work_that_cannot_have_seen_the_messages_is_refused_when_the_dag_was_par
         keeper = SqsLeaseKeeperOperator(task_id="keep", receive_task_id="orders", work_task_ids=[work_task_id])
         keeper.as_teardown(setups=sensor)
     with pytest.raises(ValueError, match=f"work task '{work_task_id}' of the lease 'orders'"):
-        dag.resolve_template_files()
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]

@@ -362,7 +362,7 @@ def test_a_lease_without_with_is_refused_when_the_dag_was_parsed(
 ) -> None:
     lease_without_with()
     with pytest.raises(ValueError, match=r"'orders' has no SqsLeaseKeeperOperator .* write with sqs_lease\('orders'"):
-        dag.resolve_template_files()
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]
 
 
 def test_what_is_right_is_taken(dag: DAG) -> None:
