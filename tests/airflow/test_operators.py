@@ -94,3 +94,9 @@ def test_work_that_cannot_have_seen_the_messages_is_refused_when_the_dag_was_par
         keeper.as_teardown(setups=sensor)
     with pytest.raises(ValueError, match=f"work task '{work_task_id}' of the lease 'orders'"):
         dag.resolve_template_files()  # type: ignore[no-untyped-call]
+
+
+def test_a_keeper_that_waits_for_the_work_is_refused_when_the_dag_was_parsed(dag: DAG) -> None:
+    dag.task_dict["check"] >> dag.task_dict["orders_keeper"]
+    with pytest.raises(ValueError, match="'orders_keeper' waits for check, so the messages of 'orders' would not be"):
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]

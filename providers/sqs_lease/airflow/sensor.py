@@ -267,9 +267,13 @@ class SqsLeaseSensor(BaseSensorOperator):
         super().resolve_template_files()
         if (keeper := self._found_keeper()) is None:
             raise ValueError(self._no_keeper())
-        work_tasks(
-            self.dag, keeper.work_task_ids, self.task_id, keeper.task_id
-        )  # those of a keeper without sqs_lease()
+        # sqs_lease() has seen to these two; a keeper of the author's own may stand anywhere and name any task.
+        if others := keeper.upstream_task_ids - {self.task_id}:
+            raise ValueError(
+                f"{keeper.task_id!r} waits for {', '.join(sorted(others))}, so the messages of {self.task_id!r} would "
+                "not be kept until then: let nothing but the sensor come before their keeper"
+            )
+        work_tasks(self.dag, keeper.work_task_ids, self.task_id, keeper.task_id)
         refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
