@@ -114,7 +114,7 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
     """
     written_down = (message.message_id, message.receipt.handle, message.message_group_id or "")
     if not all(isinstance(text, str) and _is_unicode(text) for text in written_down):
-        return "its id, its receipt handle or its group is no text, so its lease cannot be handed on"
+        return "its id, its receipt handle or its group is not a text that can be written down"
     try:
         attributes = plain_attributes(message.message_attributes)
     except TypeError as error:

@@ -301,3 +301,24 @@ def test_a_cleared_keeper_leaves_its_leases_for_the_handoff_timeout(world: Lease
 
     world.run(scenario)
     assert world.report()["released"] == 3
+
+
+def test_what_a_cleared_keeper_left_is_not_found_any_more_when_its_next_try_holds_it(world: LeasedMessages) -> None:
+    """Airflow deletes a task's XComs when a try begins, which may be just before the try before it is told."""
+
+    async def scenario() -> None:
+        await receive(world)
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(60)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        assert world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] is not None
+        again = world.keep(world.triggerer("third"), tried_before=True)
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_HELD
+        # A sensor that is cleared now would give back what this keeper gives back itself, perhaps after others have it.
+        assert world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] is None
+        world.states[LOAD.task_id] = "success"
+        await again.ended()
+
+    world.run(scenario)

@@ -378,6 +378,8 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
         known = await self._progress(handed, keepers, keeper)
+        if self.tried_before:
+            await self._take_what_was_left()
         progress = Progress(batch_id=handed.batch_id) if known is None else known
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
@@ -414,6 +416,13 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             signals=signals,
             ordered=self.ordered,
         )
+
+    async def _take_what_was_left(self) -> None:
+        """Remove what the try before may have left for a sensor, which must not give back what this try holds."""
+        try:
+            await publish(self._task, HANDED_KEY, None, patience_seconds=0)
+        except CommsError as error:
+            logger.warning("A sensor that is cleared now may give back what this keeper holds: %s", error)
 
     async def _is_over(self) -> bool:
         """Whether all work has ended: a lease in doubt is then not extended, because its message is not needed here."""
