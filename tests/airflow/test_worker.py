@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.comms import SetXCom
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease, worker
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, RunOfTask
@@ -344,6 +345,22 @@ def test_messages_that_a_killed_task_gave_back_are_not_left_for_the_next_try_to_
         execute(made, Killing())
     assert queue.visible == ["a"]
     assert supervisor.xcoms == {}
+
+
+def test_messages_are_handed_on_although_it_cannot_be_known_whether_the_next_try_would_find_them(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    def store_and_fail(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == HANDED_KEY:
+            supervisor.xcoms["run", "orders_keeper", -1, HANDED_KEY] = request.value
+            raise ConnectionError("the answer was lost")
+
+    supervisor.on_request = store_and_fail
+    queue.send("a")
+    messages = execute(sensor(dag, queue.url), TaskInstance())
+    assert [message["Body"] for message in messages] == ["a"]
+    # Given back here, they would be given back once more by the next try.
+    assert queue.invisible == ["a"]
 
 
 class LaterTry(TaskInstance):

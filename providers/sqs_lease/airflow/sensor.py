@@ -415,9 +415,13 @@ class SqsLeaseSensor(BaseSensorOperator):
             return self._publish(task_instance, holding)
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so its messages were given back")
-        # Only now, because a batch that is given back above must not be given back once more by the next try.
+        # Only now, because a batch that is given back above must not be given back once more by the next try. For the
+        # same reason an error here, after which it may have been written, must not have the batch given back.
         keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
-        push_of_task(keeper, HANDED_KEY, lease)
+        try:
+            push_of_task(keeper, HANDED_KEY, lease)
+        except Exception as error:  # noqa: BLE001 - Airflow's, or one of a back end of the user's own
+            self.log.warning("A try of this task after a user cleared it may not find these messages: %s", error)
         return messages
 
     def on_kill(self) -> None:

@@ -322,3 +322,22 @@ def test_what_a_cleared_keeper_left_is_not_found_any_more_when_its_next_try_hold
         await again.ended()
 
     world.run(scenario)
+
+
+def test_messages_are_handed_on_although_it_cannot_be_known_whether_the_sensors_next_try_would_find_them(
+    world: LeasedMessages,
+) -> None:
+    def store_and_fail(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == HANDED_KEY:
+            world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] = request.value
+            raise ConnectionError("the answer was lost")
+
+    world.supervisor.on_request = store_and_fail
+
+    async def scenario() -> None:
+        running = await world.receive(world.triggerer(), handoff_timeout_seconds=HANDOFF_SECONDS)
+        assert isinstance(running.events[0], TaskSuccessEvent)
+        # Given back here, they would be given back once more by the next try.
+        assert world.message_states() == ALL_HELD
+
+    world.run(scenario)
