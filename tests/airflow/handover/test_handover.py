@@ -341,3 +341,30 @@ def test_messages_are_handed_on_although_it_cannot_be_known_whether_the_sensors_
         assert world.message_states() == ALL_HELD
 
     world.run(scenario)
+
+
+def test_a_trigger_that_is_stopped_while_it_writes_its_leases_down_leaves_them_to_the_next_one(
+    world: LeasedMessages,
+) -> None:
+    written = asyncio.Event()
+
+    def store(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == LEASE_KEY:
+            world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] = request.value
+            written.set()
+
+    world.supervisor.on_request = store
+
+    async def scenario() -> None:
+        trigger = receive_trigger("orders", world.clock, handoff_timeout_seconds=HANDOFF_SECONDS)
+        first = world.triggerer("first").start(trigger, RECEIVE)
+        await written.wait()
+        await first.cancel()
+        # What it gives back now, another consumer has when the next trigger gives it back once more.
+        world.sqs.receive(world.url, max_messages=10, visibility_seconds=600)
+        second = world.triggerer("second").start(receive_trigger("orders", world.clock), RECEIVE)
+        await asyncio.sleep(SOON_SECONDS)
+        await second.cancel()
+
+    world.run(scenario)
+    assert not [entry for entry in world.events(AuditKind.RELEASED) if entry.stale]

@@ -204,8 +204,9 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
         # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
         # over them (Airflow 3.3.2).
-        await publish(task, LEASE_KEY, lease)
+        # It counts as written from the request on: if this trigger is cancelled before the answer, it may be.
         self._is_written = True
+        await publish(task, LEASE_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         # Only now, because a batch whose messages Airflow does not take is given back here: the task's next try would
