@@ -154,6 +154,7 @@ def test_a_task_mapped_over_messages_and_something_else_concerns_all_messages(da
     assert work_of(dag) == [WorkTask("pair", mapped=True, returns=False)]
 
 
+@pytest.mark.filterwarnings("ignore:.* drops what load, check")
 def test_a_task_that_leaves_no_return_value_is_known_to_name_no_failures(dag: DAG) -> None:
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         load.override(do_xcom_push=False)(orders)

@@ -1,4 +1,4 @@
-"""While messages are held, their queue is removed or purged, its dead-letter queue is removed, or a permission revoked."""
+"""While messages are held: their queue is removed or purged, its dead-letter queue is removed, a permission revoked."""
 
 from __future__ import annotations
 
