@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from sqs_lease.airflow import SqsLeaseKeeperOperator, sqs_lease
+from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.settlement.settler import KEEPS_KEY
 from sqs_lease.airflow.triggers.keep import SqsLeaseKeeperTrigger
 from sqs_lease.core.failure_rules import backoff
@@ -82,3 +83,20 @@ def test_a_keeper_without_a_lease_says_where_it_should_come_from(dag: DAG, super
 def test_a_keeper_without_work_is_an_error() -> None:
     with DAG("shop", schedule=None), pytest.raises(ValueError, match="'keep': work_task_ids is empty"):
         SqsLeaseKeeperOperator(task_id="keep", receive_task_id="orders", work_task_ids=[])
+
+
+@pytest.mark.parametrize("work_task_id", ["orders", "keep", "prepare", "typo"])
+def test_work_that_cannot_have_seen_the_messages_is_refused_when_the_dag_was_parsed(work_task_id: str) -> None:
+    with DAG("shop", schedule=None) as dag:
+        sensor = SqsLeaseSensor(task_id="orders", queue_url="orders")
+        EmptyOperator(task_id="prepare") >> sensor
+        keeper = SqsLeaseKeeperOperator(task_id="keep", receive_task_id="orders", work_task_ids=[work_task_id])
+        keeper.as_teardown(setups=sensor)
+    with pytest.raises(ValueError, match=f"work task '{work_task_id}' of the lease 'orders'"):
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]
+
+
+def test_a_keeper_that_waits_for_the_work_is_refused_when_the_dag_was_parsed(dag: DAG) -> None:
+    dag.task_dict["check"] >> dag.task_dict["orders_keeper"]
+    with pytest.raises(ValueError, match="'orders_keeper' waits for check, so the messages of 'orders' would not be"):
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]

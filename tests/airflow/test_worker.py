@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.comms import SetXCom
 
 from sqs_lease.airflow import SqsLeaseSensor, sqs_lease, worker
 from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY, RunOfTask
@@ -221,6 +222,42 @@ def test_a_queue_that_does_not_exist_fails_the_task_for_good(dag: DAG, queue: Le
     assert type(e.value) is AirflowFailException
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
+def test_with_never_fail_a_missing_queue_is_a_skip_that_names_it_in_the_log(
+    dag: DAG, queue: LeasedQueue, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    with pytest.raises(AirflowSkipException, match=r"never_fail: task 'orders' .*no-such-queue.*Check its name"):
+        execute(sensor(dag, "no-such-queue", never_fail=True, **options), TaskInstance())
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no-such-queue" in line]
+    assert "[error " in line
+
+
+def test_with_never_fail_the_time_out_is_a_skip_too(dag: DAG, queue: LeasedQueue) -> None:
+    with pytest.raises(AirflowSkipException, match="never_fail"):
+        execute(sensor(dag, queue.url, timeout=0, never_fail=True), TaskInstance())
+
+
+def test_with_silent_fail_errors_that_may_pass_are_waited_out_and_others_fail_at_once(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AirflowFailException, match="no-such-queue"):
+        execute(sensor(dag, "no-such-queue", silent_fail=True, soft_fail=True), TaskInstance())
+    refused: list[TransportCall] = []
+
+    def fault(call: TransportCall) -> Fault:
+        if call.operation is Operation.QUEUE_ATTRIBUTES and not refused:
+            refused.append(call)
+            return Fault(error=THROTTLED)
+        return NO_FAULT
+
+    monkeypatch.setattr(worker, "make_transport", lambda connection: MemoryTransport(leased_queues.sqs, faults=fault))
+    queue.send("a")
+    with DAG("other", schedule=None) as other:
+        messages = execute(sensor(other, queue.url, silent_fail=True), TaskInstance())
+    assert [message["Body"] for message in messages] == ["a"]
+    assert refused
+
+
 def test_in_reschedule_mode_the_worker_is_free_between_two_looks(dag: DAG, queue: LeasedQueue) -> None:
     made = sensor(dag, queue.url, mode="reschedule", timeout=3600)
     made.timeout = 1  # one look, and not the twenty seconds of it
@@ -308,6 +345,55 @@ def test_messages_that_a_killed_task_gave_back_are_not_left_for_the_next_try_to_
         execute(made, Killing())
     assert queue.visible == ["a"]
     assert supervisor.xcoms == {}
+
+
+def test_messages_are_handed_on_although_it_cannot_be_known_whether_the_next_try_would_find_them(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    def store_and_fail(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == HANDED_KEY:
+            supervisor.xcoms["run", "orders_keeper", -1, HANDED_KEY] = request.value
+            raise ConnectionError("the answer was lost")
+
+    supervisor.on_request = store_and_fail
+    queue.send("a")
+    messages = execute(sensor(dag, queue.url), TaskInstance())
+    assert [message["Body"] for message in messages] == ["a"]
+    # Given back here, they would be given back once more by the next try.
+    assert queue.invisible == ["a"]
+
+
+class LaterTry(TaskInstance):
+    """A task instance of the second or a later try, which finds what earlier tries left."""
+
+    def __init__(self, supervisor: ScriptedComms, try_number: int) -> None:
+        super().__init__()
+        self.try_number = try_number
+        self._supervisor = supervisor
+
+    def xcom_pull(self, *, task_ids: str, key: str) -> Any:
+        return self._supervisor.xcoms.get((self.run_id, task_ids, -1, key))
+
+    def get_task_states(self, **_: Any) -> dict[str, Any]:
+        return {}
+
+
+def test_what_an_earlier_try_handed_on_is_given_back_once_and_then_belongs_to_others(
+    dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, supervisor: ScriptedComms
+) -> None:
+    queue.send("a")
+    made = sensor(dag, queue.url, timeout=0, soft_fail=True)
+    execute(made, TaskInstance())
+    made.poke = lambda context: False  # type: ignore[method-assign]
+    with pytest.raises(AirflowSkipException):
+        execute(made, LaterTry(supervisor, 2))
+    assert queue.visible == ["a"]
+    assert len(leased_queues.sqs.receive(queue.url, max_messages=1, visibility_seconds=600)) == 1
+    # In mode="reschedule" each look begins so, in the same try.
+    for try_number in (2, 3):
+        with pytest.raises(AirflowSkipException):
+            execute(made, LaterTry(supervisor, try_number))
+    assert queue.visible == []
 
 
 # Before a sensor defers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypedDict, Typ
 from airflow.sdk import Asset, XComArg
 
 from sqs_lease.airflow.airflow_api.requests import default_args_of_open_dag
-from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options
+from sqs_lease.airflow.dag_file import STOCK_OPTIONS, is_final, refuse_stock_options, warn_author
 from sqs_lease.airflow.operators import DEFAULT_HANDOFF_TIMEOUT, SqsLeaseKeeperOperator
 from sqs_lease.airflow.sensor import SqsLeaseSensor
 from sqs_lease.airflow.settlement.lost_leases import OnLost
-from sqs_lease.airflow.settlement.rules import work_tasks
+from sqs_lease.airflow.settlement.rules import result_is_dropped, work_tasks
 from sqs_lease.airflow.triggers.watch import watchers_of
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.failure_rules import FailureRule
@@ -45,10 +45,15 @@ _NOT_TO_WAIT: Final = {
     "wait_for_downstream": False,
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
+    "retry_delay": timedelta(seconds=5),
+    "retry_exponential_backoff": 0,
+    "retry_policy": None,
 }
 """Arguments that a keeper does not take from ``default_args``.
 
-The messages of a keeper that waits for another run's keeper, perhaps for hours, would be given back meanwhile.
+The messages of a keeper that waits for another run's keeper, perhaps for hours, would be given back meanwhile. So would
+those of one that failed to start and waits for its next try: Airflow's delay of 5 minutes is as long as
+``handoff_timeout``.
 """
 
 
@@ -161,7 +166,9 @@ def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments,
                 f"sqs_lease({args[0]!r}, queue_url=...)"
             )
         if not args and "name" not in kwargs:
-            raise TypeError("sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', ...)")
+            raise TypeError(
+                "sqs_lease() needs a name, the task id of its sensor: write sqs_lease('orders', queue_url=...)"
+            )
         defaults = {**default_args_of_open_dag(), **cast("Mapping[str, Any]", kwargs.get("default_args") or {})}
         for argument in _OF_OPERATORS:
             if argument in defaults:
@@ -172,7 +179,6 @@ def _called_by_name(lease: Callable[_Arguments, _Lease]) -> Callable[_Arguments,
 
 
 @_called_by_name
-@contextmanager
 def sqs_lease(
     name: str,
     *,
@@ -183,7 +189,7 @@ def sqs_lease(
     event: Asset | None = None,
     keeper_arguments: TaskArguments | None = None,
     **arguments: Unpack[ReceiveArguments],
-) -> Iterator[Any]:
+) -> AbstractContextManager[Any]:
     """Receive messages and keep them invisible while the tasks in the body work on them.
 
     For example::
@@ -200,7 +206,7 @@ def sqs_lease(
     A task in the body concerns all messages, unless it is mapped over ``orders`` itself, or over what such a task
     returned (``load.expand(row=check.expand(message=orders))``). A task that succeeds may still name messages that
     failed, by returning ``{"batchItemFailures": [{"itemIdentifier": message_id}, ...]}``; this is not looked up for a
-    function that never returns a value, by its code or by its annotation. A task that fails may
+    function that never returns a value, by its annotation. A task that fails may
     ``raise MessageFailed(message_ids)`` to fail no others. ``settlement/rules.py`` has the rules. Tasks that run even
     if single messages failed (a summary, say) belong outside the body, or need a trigger rule of their own:
     ``upstream_failed`` counts as failed. In a chain of mapped tasks one failed message makes the next task
@@ -233,13 +239,14 @@ def sqs_lease(
         keeper_arguments: Arguments for ``name_keeper`` alone, out of those that every task takes.
         arguments: Arguments of :class:`~sqs_lease.airflow.sensor.SqsLeaseSensor`. ``queue``, ``pool``, ``executor``,
             ``retries``, ``priority_weight`` and ``owner`` go to ``name_keeper`` as well, unless ``keeper_arguments``
-            has others for it. ``depends_on_past``, ``wait_for_downstream`` and ``max_active_tis_per_dag`` go there by
-            ``keeper_arguments`` alone, not by ``default_args``: a keeper that waits for another run's loses its
-            messages.
+            has others for it. ``depends_on_past``, ``wait_for_downstream``, ``max_active_tis_per_dag`` and
+            ``retry_delay`` (5 s there) go there by ``keeper_arguments`` alone, not by ``default_args``: a keeper that
+            waits for another run's, or long for its next try, loses its messages.
 
-    Yields:
-        The messages, as an ``XComArg`` (typed as Any, like what it stands for at run time): a list of mappings with
-        ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``.
+    Returns:
+        A context for ``with``, whose value is the messages as an ``XComArg`` (typed as Any, like what it stands for at
+        run time): a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``. Without
+        ``with`` there is no keeper, and the DAG is refused when it was parsed.
 
     Raises:
         ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, more
@@ -262,6 +269,16 @@ def sqs_lease(
         raise
     if not sensor.has_dag():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"sqs_lease({name!r}) must be used inside a DAG")
+    of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
+    of_keeper |= _NOT_TO_WAIT
+    of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
+    of_keeper |= {"on_failure": on_failure, "on_lost": on_lost, "ordered": ordered, "handoff_timeout": handoff_timeout}
+    return _around_work(name, sensor, of_keeper)
+
+
+@contextmanager
+def _around_work(name: str, sensor: SqsLeaseSensor, of_keeper: Mapping[str, Any]) -> Iterator[Any]:
+    """Set the tasks of the body behind the sensor, and a keeper beside them."""
     dag = sensor.dag
     before = set(dag.task_dict)
     yield XComArg(sensor)
@@ -274,20 +291,19 @@ def sqs_lease(
         )
     keeper_task_id = f"{name}_keeper"
     work_tasks(dag, work_task_ids, sensor.task_id, keeper_task_id)  # it refuses tasks that it cannot tell apart
+    if dropped := [task_id for task_id in work_task_ids if result_is_dropped(dag.task_dict[task_id])]:
+        warn_author(
+            f"with do_xcom_push=False Airflow drops what {', '.join(dropped)} of the lease {name!r} in DAG "
+            f"{dag.dag_id!r} return: batchItemFailures are not seen, nor a coroutine or generator that was never run, "
+            "and the messages are deleted. Leave do_xcom_push out, or annotate a function that returns nothing with "
+            "-> None",
+            UserWarning,
+        )
     sensor.check_mapped(sensor.max_messages)
-    of_keeper: dict[str, Any] = {argument: given[argument] for argument in _OF_BOTH_TASKS if argument in given}
-    of_keeper |= _NOT_TO_WAIT
-    of_keeper |= cast("dict[str, Any]", keeper_arguments or {})
-    SqsLeaseKeeperOperator(
-        task_id=keeper_task_id,
-        receive_task_id=sensor.task_id,
-        work_task_ids=work_task_ids,
-        on_failure=on_failure,
-        on_lost=on_lost,
-        ordered=ordered,
-        handoff_timeout=handoff_timeout,
-        **of_keeper,
-    ).as_teardown(setups=sensor)
+    keeper = SqsLeaseKeeperOperator(
+        task_id=keeper_task_id, receive_task_id=sensor.task_id, work_task_ids=work_task_ids, **of_keeper
+    )
+    keeper.as_teardown(setups=sensor)
 
 
 def _check_names(name: object, given: Mapping[str, Any], keeper_arguments: object) -> None:

@@ -116,6 +116,11 @@ def check_queue(queue_url: object) -> None:
     """
     if not is_final(queue_url):
         return
+    if not queue_url:
+        raise ValueError(
+            "queue_url must be the queue's URL, name or ARN, and is missing (queue is Airflow's name for a queue of "
+            "workers)"
+        )
     try:
         queue_reference(cast("str", queue_url))  # it also refuses other types
     except ValueError as error:

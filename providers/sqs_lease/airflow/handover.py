@@ -224,7 +224,8 @@ class HandedLease:
     @classmethod
     def decode_head(cls, plain: Mapping[str, Any], receiving: RunOfTask) -> HandedLease:
         """Build it without the leases; arguments and errors are those of :meth:`decode`."""
-        sealed = plain.get("sealed")
+        # A user, or an XCom backend, may have put any value in its place.
+        sealed = plain.get("sealed") if isinstance(plain, Mapping) else None
         if not isinstance(sealed, str) or not sealed:
             raise PayloadError(f"the XCom {LEASE_KEY!r} of {receiving} is not what sqs-lease writes there: {_AGAIN}")
         head = _opened(sealed.partition("\n")[0], _HEAD.decode, receiving)

@@ -202,7 +202,7 @@ class SqsLeaseKeeperOperator(BaseOperator):
             lease = task_instance.xcom_pull(task_ids=self.receive_task_id, key=LEASE_KEY)
             if lease is not None:
                 receiving = replace(run_of(task_instance), task_id=self.receive_task_id)
-                error = f"{error}. {give_back_handed(lease, receiving)}"
+                error = f"{error}. {give_back_handed(lease, receiving, receiving, LEASE_KEY)}"
         raise AirflowFailException(f"task {self.task_id!r} of DAG {self.dag_id!r}: {error}")
 
     def as_teardown(self, *, setups: Any = None, on_failure_fail_dagrun: bool | None = True) -> Any:

@@ -112,6 +112,9 @@ def why_unpublishable(message: Message, *, stored: bool) -> str | None:
         message: The message.
         stored: Whether the batch is stored in files (``payload``): files take messages that XComs do not.
     """
+    written_down = (message.message_id, message.receipt.handle, message.message_group_id or "")
+    if not all(isinstance(text, str) and _is_unicode(text) for text in written_down):
+        return "its id, its receipt handle or its group is not a text that can be written down"
     try:
         attributes = plain_attributes(message.message_attributes)
     except TypeError as error:

@@ -8,6 +8,7 @@ process waits instead.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
+    AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferralTimeout,
@@ -55,6 +57,7 @@ from sqs_lease.airflow.payload import (
     find_refused,
     messages_of,
 )
+from sqs_lease.airflow.settlement.rules import work_tasks
 from sqs_lease.airflow.triggers.receive import (
     FAILED,
     TIMED_OUT,
@@ -122,6 +125,8 @@ class SqsLeaseSensor(BaseSensorOperator):
     Like the sensors of Airflow it waits for ``timeout``. Then it fails without a retry, or is skipped together with the
     work when ``soft_fail`` is set. Every error fails it at once: ``soft_fail`` skips for the time-out only. An error
     that a retry cannot mend (no such queue, no permission, another region) names the remedy, and is not retried.
+    ``never_fail`` skips for all of these, as Airflow defines it: then only an error line in the log says that a queue
+    is gone.
 
     Args:
         queue_url: The queue's URL, name or ARN (templated). ``queue`` is Airflow's own name for a queue of workers.
@@ -260,8 +265,16 @@ class SqsLeaseSensor(BaseSensorOperator):
     def resolve_template_files(self) -> None:
         """Check the finished DAG too: Airflow calls this when it has parsed the DAG's file."""
         super().resolve_template_files()
-        if (keeper := self._found_keeper()) is not None:
-            refuse_late_readers(self, keeper.work_task_ids)
+        if (keeper := self._found_keeper()) is None:
+            raise ValueError(self._no_keeper())
+        # sqs_lease() has seen to these two; a keeper of the author's own may stand anywhere and name any task.
+        if others := keeper.upstream_task_ids - {self.task_id}:
+            raise ValueError(
+                f"{keeper.task_id!r} waits for {', '.join(sorted(others))}, so the messages of {self.task_id!r} would "
+                "not be kept until then: let nothing but the sensor come before their keeper"
+            )
+        work_tasks(self.dag, keeper.work_task_ids, self.task_id, keeper.task_id)
+        refuse_late_readers(self, keeper.work_task_ids)
 
     def execute(self, context: Context) -> Any:
         """Receive messages that are there, or let the trigger wait for them and end the task.
@@ -277,16 +290,13 @@ class SqsLeaseSensor(BaseSensorOperator):
         options = self._options()
         self._check_that_work_begins_again(context["ti"], self._keeper())
         self._give_back_of_earlier_try(context["ti"], options.keeper_task_id)
-        try:
+        with self._skipped_where_asked():
             if not triggers_are_supported():
                 return self._receive_for_dag_test(context, options)
             if not self.deferrable or (options.mapped_over and not triggers_publish_for_mapping()):
                 return super().execute(context)
             if (found := self._look_first(context, options)) is not None:
                 return found.xcom_value
-        except _ReceiveError as error:
-            # Not raised as it is within poke(), where Airflow's base class turns it into a skip with soft_fail.
-            raise error.failure from error
         self.log.info("Waiting for messages of %s for up to %s", self.queue_url, timedelta(seconds=self.timeout))
         return self.defer(
             trigger=SqsLeaseReceiveTrigger(asdict(options)),
@@ -306,20 +316,48 @@ class SqsLeaseSensor(BaseSensorOperator):
         raise self._failure(kinds.get(event["status"], AirflowFailException), event["error"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume after the trigger, as Airflow's sensors do, but skip with ``soft_fail`` only when the time is up.
-
-        Airflow's own sensors turn every error into a skip then, so a queue that was deleted would never be noticed.
-        """
-        if not self.soft_fail:
-            return super().resume_execution(next_method, next_kwargs, context)
-        try:
+        """Resume after the trigger, as Airflow's sensors do, except for :meth:`_skipped_where_asked`."""
+        with self._skipped_where_asked():
             return BaseOperator.resume_execution(self, next_method, next_kwargs, context)
-        except (AirflowSensorTimeout, TaskDeferralTimeout) as error:
-            raise AirflowSkipException(f"no message came in time: {error}") from error
+
+    @contextmanager
+    def _skipped_where_asked(self) -> Iterator[None]:
+        """Fail with the error of a block; or skip, with ``never_fail``, and with ``soft_fail`` when the time is up.
+
+        Airflow's own sensors turn every error into a skip with ``soft_fail``, so a queue that was deleted would never
+        be noticed. With ``never_fail`` some turn an error into a skip without naming it, and none the time-out.
+        """
+        try:
+            yield
+        except (AirflowSkipException, AirflowRescheduleException):
+            raise
+        except (_ReceiveError, AirflowException) as error:
+            failure: BaseException = error
+            if isinstance(error, _ReceiveError):
+                failure = error.failure
+            elif isinstance(error, TaskDeferralTimeout):
+                failure = AirflowSensorTimeout(*error.args)
+            is_time_out = isinstance(failure, AirflowSensorTimeout)
+            if self.never_fail or (self.soft_fail and is_time_out):
+                self.log.log(logging.INFO if is_time_out else logging.ERROR, "%s", failure)
+                option = "never_fail" if self.never_fail else "soft_fail"
+                raise AirflowSkipException(f"skipped by {option}: {failure}") from error
+            if failure is error:
+                raise
+            raise failure from error
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Look for messages once, in this process, and hand a batch over to the keeper."""
-        found = self._look(context, self._options(), min(LOOK_SECONDS, self.timeout))
+        """Look for messages once, in this process, and hand a batch over to the keeper.
+
+        Raises:
+            AirflowException: They could not be received for the moment, and with ``silent_fail`` Airflow goes on.
+        """
+        try:
+            found = self._look(context, self._options(), min(LOOK_SECONDS, self.timeout))
+        except _ReceiveError as error:
+            if self.silent_fail and not isinstance(error.failure, AirflowFailException):
+                raise error.failure from error
+            raise
         if found is None:
             self.log.info("No message of %s came", self.queue_url)
         return found or False
@@ -377,9 +415,13 @@ class SqsLeaseSensor(BaseSensorOperator):
             return self._publish(task_instance, holding)
         if self._is_killed:
             raise AirflowFailException(f"task {self.task_id!r} was killed, so its messages were given back")
-        # Only now, because a batch that is given back above must not be given back once more by the next try.
+        # Only now, because a batch that is given back above must not be given back once more by the next try. For the
+        # same reason an error here, after which it may have been written, must not have the batch given back.
         keeper = replace(run_of(task_instance), task_id=holding.options.keeper_task_id)
-        push_of_task(keeper, HANDED_KEY, lease)
+        try:
+            push_of_task(keeper, HANDED_KEY, lease)
+        except Exception as error:  # noqa: BLE001 - Airflow's, or one of a back end of the user's own
+            self.log.warning("A try of this task after a user cleared it may not find these messages: %s", error)
         return messages
 
     def on_kill(self) -> None:
@@ -393,10 +435,7 @@ class SqsLeaseSensor(BaseSensorOperator):
         with self._errors_of_the_queue():
             received = receive_locally(options, self.timeout, run_of(context["ti"]))
         if received is None:
-            text = f"no message of {self.queue_url} came in time"
-            if self.soft_fail or self.never_fail:
-                raise AirflowSkipException(text)
-            raise self._failure(AirflowSensorTimeout, text)
+            raise self._failure(AirflowSensorTimeout, f"no message of {self.queue_url} came in time")
         lease, messages = received
         context["ti"].xcom_push(key=LEASE_KEY, value=lease)
         return messages
@@ -495,7 +534,9 @@ class SqsLeaseSensor(BaseSensorOperator):
             return
         lease = task_instance.xcom_pull(task_ids=keeper_task_id, key=HANDED_KEY)
         if lease is not None:
-            self.log.info("Messages of the earlier try: %s", give_back_handed(lease, run_of(task_instance)))
+            receiving = run_of(task_instance)
+            said = give_back_handed(lease, receiving, replace(receiving, task_id=keeper_task_id), HANDED_KEY)
+            self.log.info("Messages of the earlier try: %s", said)
 
     def _filter(self) -> MessageFilter | None:
         with named(repr(self.task_id)):
@@ -540,14 +581,19 @@ class SqsLeaseSensor(BaseSensorOperator):
     def _keeper(self) -> SqsLeaseKeeperOperator:
         if (keeper := self._found_keeper()) is not None:
             return keeper
-        raise AirflowFailException(
+        raise AirflowFailException(self._no_keeper())
+
+    def _no_keeper(self) -> str:
+        return (
             f"{self.task_id!r} has no SqsLeaseKeeperOperator behind it, so its messages would neither be kept nor "
-            "settled: use sqs_lease(), or make a keeper its teardown"
+            f"settled: write with sqs_lease({self.task_id!r}, ...) as messages, or make a keeper its teardown"
         )
 
 
-class _ReceiveError(Exception):
+class _ReceiveError(BaseException):
     """The messages could not be received.
+
+    Not an Exception, which Airflow's sensors turn into something else within :meth:`SqsLeaseSensor.poke`.
 
     Attributes:
         failure: The error that the task is to fail with.

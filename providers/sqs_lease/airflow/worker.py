@@ -22,7 +22,7 @@ from airflow.sdk import timezone
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
-from sqs_lease.airflow.airflow_api.requests import RunOfTask, task_states
+from sqs_lease.airflow.airflow_api.requests import RunOfTask, push_of_task, task_states
 from sqs_lease.airflow.connection import AwsConnection, make_transport
 from sqs_lease.airflow.handover import HandedLease, PayloadError
 from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
@@ -208,22 +208,29 @@ class WorkerLease:
             self.settler.happened(event)
 
 
-def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask) -> str:
-    """Make the messages of a batch that no keeper takes visible again. It blocks.
+def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask, written_at: RunOfTask, key: str) -> str:
+    """Make the messages of a batch that no keeper takes visible again, once. It blocks.
 
     Leases that have passed their deadline are left alone.
 
     Args:
         lease: The lease as plain values, as it was published.
         receiving: The task that received it.
+        written_at: The task that has it as an XCom.
+        key: The key of that XCom, which is emptied.
 
     Returns:
         A sentence with the result, for people.
+
+    Raises:
+        AirflowRuntimeError: The XCom cannot be emptied, and nothing was released.
     """
     try:
         handed = read_lease(lease, receiving)
         with translate_client_errors(handed.queue_url):
             transport = make_transport(handed.connection)
+        # Before the release: a later try that still found it would take the messages from those who receive them now.
+        push_of_task(written_at, key, None)
         thread = LoopThread(f"sqs-lease {handed.queue_url}")
         try:
             released = thread.run(release_handed(handed, transport, SystemClock()))

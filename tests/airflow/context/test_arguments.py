@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -124,3 +125,20 @@ def test_a_keeper_never_waits_for_that_of_another_run_unless_it_is_told_so_itsel
     # The other tasks keep to what the DAG says.
     for task_id in ("orders", "load"):
         assert {name: getattr(dag.task_dict[task_id], name) for name in of_all} == of_all
+
+
+def test_the_next_try_of_a_keeper_begins_while_its_messages_are_still_held_for_it() -> None:
+    of_all: Any = {"retries": 3, "retry_delay": timedelta(minutes=10), "retry_exponential_backoff": 2}
+    with (
+        DAG("shop", schedule=None, default_args=of_all) as dag,
+        sqs_lease("orders", queue_url=QUEUE, handoff_timeout=60) as orders,
+    ):
+        load(orders)
+    sensor, keeper = dag.task_dict["orders"], dag.task_dict["orders_keeper"]
+    assert keeper.retries == 3
+    assert keeper.retry_delay < timedelta(seconds=30)
+    assert not keeper.retry_exponential_backoff
+    assert sensor.retry_delay == timedelta(minutes=10)
+    with DAG("slow", schedule=None) as dag, sqs_lease("orders", queue_url=QUEUE, keeper_arguments=of_all) as orders:
+        load(orders)
+    assert dag.task_dict["orders_keeper"].retry_delay == timedelta(minutes=10)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, XComArg, setup, task, task_group, teardown
 from airflow.sdk import dag as define_dag
@@ -152,6 +154,7 @@ def test_a_task_mapped_over_messages_and_something_else_concerns_all_messages(da
     assert work_of(dag) == [WorkTask("pair", mapped=True, returns=False)]
 
 
+@pytest.mark.filterwarnings("ignore:.* drops what load, check")
 def test_a_task_that_leaves_no_return_value_is_known_to_name_no_failures(dag: DAG) -> None:
     with sqs_lease("orders", queue_url=QUEUE) as orders:
         load.override(do_xcom_push=False)(orders)
@@ -438,6 +441,30 @@ def test_work_that_airflow_would_not_run_is_an_error(dag: DAG, function: Any, ma
 
     with pytest.raises(ValueError, match=r"function of work task 'work' .* would be deleted without any work"):
         define()
+
+
+def returns_a_report(messages: Any):  # type: ignore[no-untyped-def]
+    return {"batchItemFailures": [{"itemIdentifier": message["MessageId"]} for message in messages]}
+
+
+def returns_nothing(messages: Any) -> None: ...
+
+
+@pytest.mark.parametrize("function", [returns_a_report, partial(returns_a_report)])
+def test_an_author_is_warned_of_work_whose_report_of_failed_messages_would_be_dropped(dag: DAG, function: Any) -> None:
+    warned = pytest.warns(UserWarning, match="drops what work of the lease 'orders' in DAG 'shop' return: batchItem")
+    with warned, sqs_lease("orders", queue_url=QUEUE, visibility=900) as orders:
+        PythonOperator(task_id="work", python_callable=function, do_xcom_push=False, op_args=[orders])
+
+
+def test_work_that_can_report_or_returns_nothing_gives_no_warning(dag: DAG) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with sqs_lease("orders", queue_url=QUEUE, visibility=900) as orders:
+            PythonOperator(task_id="a", python_callable=returns_a_report, op_args=[orders])
+            PythonOperator(task_id="b", python_callable=returns_nothing, do_xcom_push=False, op_args=[orders])
+            BashOperator(task_id="c", bash_command="true", do_xcom_push=False)
+            task.short_circuit(task_id="d", do_xcom_push=False)(lambda: True)()
 
 
 def test_a_generator_runs_where_airflow_stores_its_values(dag: DAG) -> None:

@@ -301,3 +301,70 @@ def test_a_cleared_keeper_leaves_its_leases_for_the_handoff_timeout(world: Lease
 
     world.run(scenario)
     assert world.report()["released"] == 3
+
+
+def test_what_a_cleared_keeper_left_is_not_found_any_more_when_its_next_try_holds_it(world: LeasedMessages) -> None:
+    """Airflow deletes a task's XComs when a try begins, which may be just before the try before it is told."""
+
+    async def scenario() -> None:
+        await receive(world)
+        running = world.keep(world.triggerer("second"))
+        await asyncio.sleep(60)
+        world.states[KEEP.task_id] = "queued"
+        await running.cancel(USER_ACTION)
+        assert world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] is not None
+        again = world.keep(world.triggerer("third"), tried_before=True)
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_HELD
+        # A sensor that is cleared now would give back what this keeper gives back itself, perhaps after others have it.
+        assert world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] is None
+        world.states[LOAD.task_id] = "success"
+        await again.ended()
+
+    world.run(scenario)
+
+
+def test_messages_are_handed_on_although_it_cannot_be_known_whether_the_sensors_next_try_would_find_them(
+    world: LeasedMessages,
+) -> None:
+    def store_and_fail(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == HANDED_KEY:
+            world.supervisor.xcoms[RUN_ID, KEEP.task_id, -1, HANDED_KEY] = request.value
+            raise ConnectionError("the answer was lost")
+
+    world.supervisor.on_request = store_and_fail
+
+    async def scenario() -> None:
+        running = await world.receive(world.triggerer(), handoff_timeout_seconds=HANDOFF_SECONDS)
+        assert isinstance(running.events[0], TaskSuccessEvent)
+        # Given back here, they would be given back once more by the next try.
+        assert world.message_states() == ALL_HELD
+
+    world.run(scenario)
+
+
+def test_a_trigger_that_is_stopped_while_it_writes_its_leases_down_leaves_them_to_the_next_one(
+    world: LeasedMessages,
+) -> None:
+    written = asyncio.Event()
+
+    def store(request: object) -> None:
+        if isinstance(request, SetXCom) and request.key == LEASE_KEY:
+            world.supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] = request.value
+            written.set()
+
+    world.supervisor.on_request = store
+
+    async def scenario() -> None:
+        trigger = receive_trigger("orders", world.clock, handoff_timeout_seconds=HANDOFF_SECONDS)
+        first = world.triggerer("first").start(trigger, RECEIVE)
+        await written.wait()
+        await first.cancel()
+        # What it gives back now, another consumer has when the next trigger gives it back once more.
+        world.sqs.receive(world.url, max_messages=10, visibility_seconds=600)
+        second = world.triggerer("second").start(receive_trigger("orders", world.clock), RECEIVE)
+        await asyncio.sleep(SOON_SECONDS)
+        await second.cancel()
+
+    world.run(scenario)
+    assert not [entry for entry in world.events(AuditKind.RELEASED) if entry.stale]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from airflow.sdk import BaseXCom
 from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow.sdk.serde import serialize
 from airflow.triggers.base import TaskSuccessEvent
@@ -115,6 +117,68 @@ def test_a_keeper_without_credentials_fails_at_once(world: LeasedMessages) -> No
             await world.keep(triggerer).ended()
 
     world.run(scenario)
+
+
+class FailingBackend(BaseXCom):
+    """An XCom backend of the user's, whose service is away until it is said to be there."""
+
+    is_away = True
+
+    @staticmethod
+    def serialize_value(value: Any, **place: Any) -> Any:
+        if FailingBackend.is_away:
+            raise OSError("the object store is away")
+        return BaseXCom.serialize_value(value, **place)
+
+    @staticmethod
+    def deserialize_value(result: Any) -> Any:
+        if FailingBackend.is_away:
+            raise OSError("the object store is away")
+        return BaseXCom.deserialize_value(result)
+
+
+def test_an_xcom_backend_that_cannot_write_stops_no_keeper(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(LOAD_WITHOUT_RETURN)
+        await asyncio.sleep(60)
+        monkeypatch.setattr("sqs_lease.airflow.airflow_api.requests.XCom", FailingBackend)
+        await asyncio.sleep(600)
+        assert world.message_states() == ALL_HELD
+        world.states["load"] = "success"
+        (event,) = await running.ended()
+        assert isinstance(event, TaskSuccessEvent)
+        assert world.message_states() == {}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_takeover_that_cannot_read_what_was_settled_waits_some_seconds_and_then_gives_nothing_back(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    async def scenario() -> None:
+        first = world.triggerer("first")
+        await world.receive(first, Growing(visibility=450))
+        world.states.update(dict.fromkeys(("check_0", "check_1", "check_2"), "running"))
+        world.keep(first, CHECK)
+        await asyncio.sleep(60)
+        world.states["check_0"] = "failed"
+        await asyncio.sleep(20)
+        await first.kill()
+        assert len(world.sqs.receive(world.url, max_messages=10, visibility_seconds=6000)) == 1
+        monkeypatch.setattr("sqs_lease.airflow.airflow_api.requests.XCom", FailingBackend)
+        check = replace(CHECK, returns=False)
+        running = world.keep(world.triggerer("second"), check)
+        await asyncio.sleep(10)
+        monkeypatch.setattr(FailingBackend, "is_away", not comes_back)
+        world.states.update({"check_1": "success", "check_2": "success"})
+        await running.ended()
+        assert len(world.message_states()) == 1
+
+    world.run(scenario)
+    assert not [entry for entry in world.events(AuditKind.CHANGED, AuditKind.RELEASED) if entry.stale]
 
 
 def test_messages_are_held_while_the_work_waits_for_its_next_try(world: LeasedMessages) -> None:

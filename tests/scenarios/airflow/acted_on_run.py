@@ -303,7 +303,7 @@ class ActedOnRun:
 
     async def _give_back_of_earlier_try(self) -> None:
         """Give the messages back as the sensor's worker does when a try of it begins that is not the first."""
-        lease = self._supervisor.xcoms.get((RUN_ID, KEEP.task_id, -1, HANDED_KEY))
+        lease = self._supervisor.xcoms.pop((RUN_ID, KEEP.task_id, -1, HANDED_KEY), None)
         if lease is not None:
             transport = MemoryTransport(self.world.sqs, name="worker")
             await release_handed(HandedLease.decode(lease, RECEIVE), transport, self.world.clock)

@@ -105,6 +105,25 @@ def test_a_message_that_airflow_cannot_take_is_dead_lettered_alone_where_the_lea
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["through XCom", "by files"])
+def test_a_message_of_a_group_that_cannot_be_written_down_does_not_keep_the_others_from_their_keeper(
+    world: LeasedMessages, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SQS refuses half a surrogate pair in a group's name, and other services may not.
+    monkeypatch.setattr(memory_sqs, "check_token", lambda *_: None)
+    odd = world.sqs.send(world.url, "odd", message_group_id="\ud800")
+
+    async def scenario() -> None:
+        triggerer = world.triggerer()
+        await world.receive(triggerer, payload=str(tmp_path) if stored else None)
+        keeping = world.keep(triggerer)
+        world.states["load"] = "success"
+        assert [type(event) for event in await keeping.ended()] == [TaskSuccessEvent]
+
+    world.run(scenario)
+    assert list(world.sqs.contents(world.url)) == [odd]
+
+
 @pytest.mark.parametrize("rule", [release(), release(0), expire()], ids=["release", "release(0)", "expire"])
 def test_a_sensor_that_finds_nothing_else_does_not_receive_such_a_message_over_and_over(
     world: LeasedMessages, rule: FailureRule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +15,15 @@ from cryptography.fernet import Fernet
 
 from sqs_lease.airflow import SqsLeaseKeeperOperator, SqsLeaseSensor, sqs_lease
 from sqs_lease.airflow.airflow_api import requests as sdk
-from sqs_lease.airflow.handover import LEASE_KEY, PayloadError
+from sqs_lease.airflow.handover import LEASE_KEY, HandedLease, PayloadError
 from sqs_lease.airflow.payload import load_lease
 from sqs_lease.airflow.worker import give_back_handed
 from sqs_lease.testing import LeasedQueue, LeasedQueues, VirtualClock, run_virtual
 from tests.airflow.contexts import context_of
-from tests.airflow.leased_messages import LeasedMessages
+from tests.airflow.leased_messages import ALL_VISIBLE, LeasedMessages
 from tests.airflow.scripted_comms import ScriptedComms
 from tests.airflow.test_worker import RECEIVING, TaskInstance, execute
+from tests.airflow.virtual_triggerer import KEEP, RECEIVE, RUN_ID, USER_ACTION, receive_trigger
 
 KEYS = ["another key", "no key in the worker", "no key in the triggerer"]
 
@@ -79,7 +82,9 @@ def received(queue: LeasedQueue) -> tuple[SqsLeaseKeeperOperator, dict[str, Any]
     return keeper, task_instance.pushed[LEASE_KEY]
 
 
-def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(queue: LeasedQueue, keys: Keys) -> None:
+def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back_once(
+    queue: LeasedQueue, leased_queues: LeasedQueues, supervisor: ScriptedComms, keys: Keys
+) -> None:
     queue.send("a", "b")
     keys.worker()
     keeper, lease = received(queue)
@@ -90,11 +95,20 @@ def test_the_triggerer_says_what_is_wrong_and_a_worker_gives_the_messages_back(q
     assert "task 'orders' of DAG 'shop'" in str(raised.value)
     assert lease["sealed"][:20] not in str(raised.value)
     keys.worker()
-    instance = SimpleNamespace(xcom_pull=lambda **_: lease, dag_id="shop", run_id="run", task_id="orders_keeper")
+    place = ("run", "orders", -1, LEASE_KEY)
+    supervisor.xcoms[place] = lease
+    instance = SimpleNamespace(
+        xcom_pull=lambda **_: supervisor.xcoms[place], dag_id="shop", run_id="run", task_id="orders_keeper"
+    )
     event = {"error": str(raised.value), "give_back": True}
     with pytest.raises(AirflowFailException, match=r"fernet_key.*2 of 2 messages were given back"):
         keeper.execute_complete(context_of(instance), event)
     assert queue.visible == ["a", "b"]
+    # A user clears the keeper, when another consumer has them.
+    assert len(leased_queues.sqs.receive(queue.url, max_messages=10, visibility_seconds=600)) == 2
+    with pytest.raises(AirflowFailException):
+        keeper.execute_complete(context_of(instance), event)
+    assert queue.visible == []
 
 
 def test_the_keepers_trigger_resumes_a_worker_at_once(supervisor: ScriptedComms, keys: Keys) -> None:
@@ -121,5 +135,34 @@ def test_a_worker_that_cannot_read_the_leases_either_says_when_the_messages_come
     keys.worker()
     _, lease = received(queue)
     keys.triggerer()
-    assert "come back when their visibility timeout ends" in give_back_handed(lease, RECEIVING)
+    assert "come back when their visibility timeout ends" in give_back_handed(lease, RECEIVING, RECEIVING, LEASE_KEY)
     assert queue.visible == []
+
+
+def test_a_keeper_that_is_cleared_when_the_key_was_changed_holds_nothing_for_hours(
+    supervisor: ScriptedComms, keys: Keys
+) -> None:
+    world = LeasedMessages(supervisor)
+
+    async def scenario() -> None:
+        keys.triggerer()
+        triggerer = world.triggerer()
+        # Another task of this triggerer, which keeps the shared client open.
+        other = triggerer.start(
+            receive_trigger("dead", world.clock, timeout_seconds=90_000.0), replace(RECEIVE, run_id="2")
+        )
+        await world.receive(triggerer)
+        keeping = world.keep(triggerer)
+        await asyncio.sleep(60)
+        # The run is cleared, and its sensor receives another batch, in a worker that has the new key already.
+        lease = HandedLease.decode(supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY], RECEIVE)
+        keys.worker()
+        supervisor.xcoms[RUN_ID, RECEIVE.task_id, -1, LEASE_KEY] = lease.encode(RECEIVE)
+        keys.triggerer()
+        world.states.update({KEEP.task_id: "queued"})
+        await keeping.cancel(USER_ACTION)
+        await asyncio.sleep(60)
+        assert world.message_states() == ALL_VISIBLE
+        await other.cancel()
+
+    world.run(scenario)

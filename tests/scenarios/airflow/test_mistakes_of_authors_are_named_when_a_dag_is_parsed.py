@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk import DAG, task
@@ -334,7 +334,9 @@ def test_messages_that_are_asked_for_by_something_else_than_their_ids(message_id
     [
         (lambda: lease("orders", "orders"), "write sqs_lease('orders', queue_url=...)"),
         (lambda: lease(queue_url="orders"), "sqs_lease() needs a name, the task id of its sensor"),
-        (lambda: lease("orders"), "queue_url must be the queue's URL, name or ARN"),
+        (lambda: lease(queue="orders"), "write sqs_lease('orders', queue_url=...)"),
+        (lambda: lease("orders"), "queue_url must be the queue's URL, name or ARN, and is missing"),
+        (lambda: lease("orders", queue="orders"), "is missing (queue is Airflow's name for a queue of workers)"),
         (lambda: SqsLeaseSensor(task_id="receive"), "queue_url must be the queue's URL, name or ARN"),
         (SqsLeaseTrigger, "needs queue_url, the queue's URL, name or ARN"),
         (lambda: read_messages([5]), "read_messages() takes the value of a lease"),  # type: ignore[list-item]
@@ -345,6 +347,22 @@ def test_messages_that_are_asked_for_by_something_else_than_their_ids(message_id
 def test_missing_and_misplaced_arguments_are_named_with_the_remedy(call: Callable[[], object], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(said)):
         call()
+
+
+@pytest.mark.parametrize(
+    "lease_without_with",
+    [
+        lambda: sqs_lease("orders", queue_url="orders"),
+        lambda: load(cast("Any", sqs_lease("orders", queue_url="orders"))),
+        lambda: SqsLeaseSensor(task_id="orders", queue_url="orders"),
+    ],
+)
+def test_a_lease_without_with_is_refused_when_the_dag_was_parsed(
+    dag: DAG, lease_without_with: Callable[[], object]
+) -> None:
+    lease_without_with()
+    with pytest.raises(ValueError, match=r"'orders' has no SqsLeaseKeeperOperator .* write with sqs_lease\('orders'"):
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]
 
 
 def test_right_arguments_are_taken(dag: DAG) -> None:

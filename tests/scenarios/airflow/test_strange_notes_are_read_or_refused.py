@@ -73,9 +73,8 @@ def test_progress_is_of_its_types_or_refused(progress: Any) -> None:
 def handed_leases(draw: st.DrawFn) -> Any:
     """A lease on its way, which may be strange; sealed leases too, which hold secrets."""
     plain = HANDED.encode(RECEIVE)
-    changed = draw(near(plain))
-    handed = changed if isinstance(changed, dict) else {}
-    if draw(st.booleans()):
+    handed = draw(near(plain))
+    if isinstance(handed, dict) and draw(st.booleans()):
         head = plain["sealed"].splitlines()[0]
         rows = draw(json_near([["m0", CONTENT, 1.7e9, 1.7e9, 1, None, False]])).decode("utf-8", "replace")
         lines = draw(st.sampled_from([seal_leases(HANDED.written), "", "x", rows, seal(f'["b1",0,{rows}]')]))

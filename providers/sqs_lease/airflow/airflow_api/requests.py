@@ -94,7 +94,7 @@ ANSWER_SECONDS: Final = 10.0
 """How long to wait for an answer of the supervisor; it answers fifty requests made at once within about a second."""
 
 BACKEND_SECONDS: Final = 60.0
-"""How long an XCom backend of the user's own may take to read one value."""
+"""How long an XCom backend of the user's own may take to read or write one value."""
 
 _ASKING: Final = DaemonThreads(16, "sqs-lease asking Airflow")
 """For questions where greenback is missing: more than there are questions at once."""
@@ -250,8 +250,7 @@ async def publish(
     if XCom is BaseXCom:
         serialised = BaseXCom.serialize_value(value, key=key, **place)
     else:
-        # A backend of the user's own may write to another service, and blocks while it does.
-        serialised = await _XCOM_BACKEND.run(partial(XCom.serialize_value, value, key=key, **place))
+        serialised = await _by_backend(f"write {key!r}", partial(XCom.serialize_value, value, key=key, **place))
     stored = {**place, "key": key, "value": serialised}
     if mapped_length is not None:
         stored["_mapped_length"] = mapped_length
@@ -405,13 +404,25 @@ async def _stored(task: RunOfTask, key: str, map_index: int) -> Any:
 
 
 async def _deserialised_by_backend(stored: Any) -> Any:
-    """Have a custom XCom backend convert a stored value; the backend may read it from another service."""
+    return await _by_backend(f"read {stored.key!r}", partial(XCom.deserialize_value, stored))
+
+
+async def _by_backend(what: str, convert: Callable[[], Any]) -> Any:
+    """Have a custom XCom backend convert a value; it may ask another service, and blocks while it does.
+
+    Raises:
+        NoAnswerError: It took too long.
+        CommsError: It raised an error: it may raise anything, and must stop no lease.
+    """
+    limit = asyncio.timeout(BACKEND_SECONDS)
     try:
-        async with asyncio.timeout(BACKEND_SECONDS):
-            return await _XCOM_BACKEND.run(XCom.deserialize_value, stored)
+        async with limit:
+            return await _XCOM_BACKEND.run(convert)
     except Exception as error:
-        # A backend may raise anything; for the trigger it is a missing answer.
-        raise CommsError(f"the XCom backend {XCom.__name__} cannot read {stored.key!r}: {error!r}") from error
+        if limit.expired():
+            text = f"the XCom backend {XCom.__name__} did not {what} within {BACKEND_SECONDS:g} s"
+            raise NoAnswerError(text) from None
+        raise CommsError(f"the XCom backend {XCom.__name__} cannot {what}: {error!r}") from error
 
 
 async def ask(what: str, method: Callable[..., _T], /, *, for_all_triggers: bool = False, **arguments: Any) -> _T:

@@ -413,14 +413,21 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
         keeper_task_id: The keeper of the lease.
 
     Raises:
-        ValueError: No task is named, one is not in the DAG or would not run its function, or the states of two tasks of
-            the lease cannot be told apart.
+        ValueError: No task is named; one is not in the DAG, does not come after the sensor, or would not run its
+            function; or the states of two tasks of the lease cannot be told apart.
     """
     work = []
     ids = list(task_ids)
+    behind = dag.task_dict[receive_task_id].get_flat_relative_ids(upstream=False) - {keeper_task_id}
     for task_id in ids:
         if task_id not in dag.task_dict:
             raise ValueError(f"work task {task_id!r} of the lease {receive_task_id!r} is not in DAG {dag.dag_id!r}")
+        if task_id not in behind:
+            raise ValueError(
+                f"work task {task_id!r} of the lease {receive_task_id!r} in DAG {dag.dag_id!r} does not come after "
+                f"{receive_task_id!r}: its success would delete messages that it has not seen. Name tasks that work on "
+                "them, and set them behind it"
+            )
         task = dag.task_dict[task_id]
         if _never_runs(task):
             raise ValueError(
@@ -441,6 +448,12 @@ def work_tasks(dag: Any, task_ids: Iterable[str], receive_task_id: str, keeper_t
             "so Airflow does not tell their states apart: rename one of them"
         )
     return work
+
+
+def result_is_dropped(task: Any) -> bool:
+    """Whether Airflow drops what a task's Python function returns, although it may name failed messages."""
+    runs_python = hasattr(_class(task), "execute_callable")  # of Airflow's PythonOperator
+    return runs_python and not (_do_xcom_push(task) or _chooses(task) or _returns_nothing(task))
 
 
 def ambiguous_names(work: Iterable[WorkTask], others: Iterable[str] = ()) -> tuple[str, str] | None:

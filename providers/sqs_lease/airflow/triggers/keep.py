@@ -39,7 +39,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     task_states,
     triggerer_deletes_variables,
 )
-from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, adopt, hand_on
+from sqs_lease.airflow.handover import HANDED_KEY, LEASE_KEY, HandedLease, OtherKeyError, PayloadError, adopt, hand_on
 from sqs_lease.airflow.payload import PublishedMessages, load_lease, remove_files
 from sqs_lease.airflow.settlement.lost_leases import WARN, LostLeases
 from sqs_lease.airflow.settlement.rules import ENDED, WorkTask, begins_again
@@ -82,6 +82,9 @@ consumer has asked for. So the wait is longer while the leases last as they were
 :data:`HOLDING_MARGIN_SECONDS` before the first of them ends. The trigger goes on asking until there is an answer, and
 settles nothing before.
 """
+
+ASK_AGAIN_SECONDS: Final = 3.0
+"""How long until the note is read again after an error, as of an XCom backend whose service is away for a moment."""
 
 HOLDING_MARGIN_SECONDS: Final = 30.0
 """Time for the first extensions of a takeover, three attempts of 10 s each, before a lease ends."""
@@ -243,10 +246,12 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
 
     async def _release(self, batch: Batch, handed: HandedLease) -> None:
         """Release all held messages: no keeper follows."""
-        await batch.release_all()
-        if self._settler is not None:
-            await self._publish_span(handed, self._settler)
-        batch.forget()
+        try:
+            await batch.release_all()
+            if self._settler is not None:
+                await self._publish_span(handed, self._settler)
+        finally:
+            batch.forget()
         await remove_files(handed)
 
     async def _publish_span(self, handed: HandedLease, settler: Settler) -> None:
@@ -288,26 +293,29 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         batch, self._batch = self._batch, None
         if keepers is None or batch is None:
             return
-        if handed is None or settler is None or self._stood_still(keepers):
-            logger.warning("Leaving the leases alone, because earlier settlements, or those elsewhere, are not known")
-            batch.forget()
-            return
         try:
-            then = await self._decide_after_action(handed, keepers)
-        except CommsError as error:
-            logger.warning(
-                "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
-            )
-            then = _AfterAction.LEAVE
-        if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
-            logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
-            # In a cleared run this note would replace the one about the new batch.
-            if then is _AfterAction.RELEASE:
-                await settler.progress.write_end()
-            await self._release(batch, handed)
-        elif then is _AfterAction.EXTEND:
-            await self._leave_to_the_next_try(batch, handed, settler, keepers)
-        else:
+            if handed is None or settler is None or self._stood_still(keepers):
+                logger.warning(
+                    "Leaving the leases alone, because earlier settlements, or those elsewhere, are not known"
+                )
+                return
+            try:
+                then = await self._decide_after_action(handed, keepers)
+            except CommsError as error:
+                logger.warning(
+                    "Leaving the leases alone; their messages come back when their visibility timeout ends: %s", error
+                )
+                return
+            if then in (_AfterAction.RELEASE, _AfterAction.RELEASE_OF_CLEARED):
+                logger.info("The keeper was ended by hand, or its run was cleared: releasing its messages")
+                # In a cleared run this note would replace the one about the new batch.
+                if then is _AfterAction.RELEASE:
+                    await settler.progress.write_end()
+                await self._release(batch, handed)
+            elif then is _AfterAction.EXTEND:
+                await self._leave_to_the_next_try(batch, handed, settler, keepers)
+        finally:
+            # Also after an error: the keeper that other triggers share would extend it for hours.
             batch.forget()
 
     async def _leave_to_the_next_try(
@@ -355,7 +363,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
     async def _is_still_the_runs(self, handed: HandedLease) -> bool:
         """Whether the receiving task still has this batch, and not another one that the keeper will get instead."""
         lease = await pull(self._receiving, LEASE_KEY)
-        return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
+        try:
+            return lease is not None and HandedLease.decode_head(lease, self._receiving).batch_id == handed.batch_id
+        except PayloadError:
+            return False  # sealed with another Fernet key than this batch was, or what a user put in its place
 
     @staticmethod
     def _stood_still(keepers: TriggererKeepers) -> bool:
@@ -366,10 +377,16 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper, signals: FailureSignals | None
     ) -> Settler:
         """Hold the batch as it was written, without the messages that were settled since."""
-        progress = await self._progress(handed, keepers, keeper)
+        known = await self._progress(handed, keepers, keeper)
+        if self.tried_before:
+            await self._take_what_was_left()
+        progress = Progress(batch_id=handed.batch_id) if known is None else known
         if (lost := list(progress.settled.values()).count(Outcome.LOST)) > 0:
             logger.warning("%d messages were lost, or given back, before this trigger began", lost)
         written = self._with_extensions(progress.newest(handed.written), keepers.clock)
+        if known is None:
+            # Any of them may have been given back, and be another consumer's by now.
+            written = replace(written, leases=tuple(lease.in_doubt() for lease in written.leases))
         leases = written.leases_now(keepers.clock, handed.queue_url)
         to_hold = [lease for position, lease in enumerate(leases) if position not in progress.settled]
         logger.info("Keeping %d messages of %s", len(to_hold), handed.queue_url)
@@ -400,6 +417,13 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             ordered=self.ordered,
         )
 
+    async def _take_what_was_left(self) -> None:
+        """Remove what the try before may have left for a sensor, which must not give back what this try holds."""
+        try:
+            await publish(self._task, HANDED_KEY, None, patience_seconds=0)
+        except CommsError as error:
+            logger.warning("A sensor that is cleared now may give back what this keeper holds: %s", error)
+
     async def _is_over(self) -> bool:
         """Whether all work has ended: a lease in doubt is then not extended, because its message is not needed here."""
         try:
@@ -424,8 +448,8 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
         ]
         return WrittenBatch(written.batch_id, clock.wall(), tuple(leases))
 
-    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress:
-        """Read the progress note: the settlements so far, and the deadline of the leases.
+    async def _progress(self, handed: HandedLease, keepers: TriggererKeepers, keeper: Keeper) -> Progress | None:
+        """Read the progress note: the settlements so far, and the deadline of the leases; None if it cannot be read.
 
         While Airflow does not answer, all messages are held, in a batch without events and counts.
         """
@@ -433,7 +457,7 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
             await asyncio.sleep(EARLIER_TRY_SECONDS)
         written = handed.written.leases_now(keepers.clock, handed.queue_url)
         first_end = min((lease.deadline for lease in written), default=0.0)
-        hold_from = max(keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS)
+        ask_until, hold_from = sorted((keepers.clock.now() + PROGRESS_SECONDS, first_end - HOLDING_MARGIN_SECONDS))
         while True:
             try:
                 return replace(await self._read_progress(handed), batch_id=handed.batch_id)
@@ -445,8 +469,10 @@ class SqsLeaseKeeperTrigger(LeaseTrigger):
                     self._extended_at = keepers.clock.wall()
                     await self._batch.extend_now()
             except CommsError as error:
-                logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
-                return Progress(batch_id=handed.batch_id)
+                if keepers.clock.now() >= ask_until:
+                    logger.warning("Earlier settlements cannot be read; taking over all messages: %s", error)
+                    return None
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     async def _read_progress(self, handed: HandedLease) -> Progress:
         progress = await read_progress(self._receiving, handed.batch_id)

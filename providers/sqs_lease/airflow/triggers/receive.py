@@ -205,13 +205,18 @@ class SqsLeaseReceiveTrigger(LeaseTrigger):
         # The leases come first: from here on a trigger that resumes finds the batch, see _was_handed_on(). The values
         # are XComs of their own, because TaskSuccessEvent(xcoms=...) encodes them twice, and tasks cannot be mapped
         # over them (Airflow 3.3.2).
-        await publish(task, LEASE_KEY, lease)
+        # It counts as written from the request on: if this trigger is cancelled before the answer, it may be.
         self._is_written = True
+        await publish(task, LEASE_KEY, lease)
         mapped_length = handed.messages if self.options.mapped_over else None
         await publish(task, RETURN_VALUE_KEY, published, mapped_length=mapped_length)
         # Only now, because a batch whose messages Airflow does not take is given back here: the task's next try would
-        # give it back once more, and take it from the consumer that has received it since.
-        await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease)
+        # give it back once more, and take it from the consumer that has received it since. For the same reason an error
+        # here, after which it may have been written, must not have the batch given back.
+        try:
+            await publish(replace(task, task_id=self.options.keeper_task_id), HANDED_KEY, lease, patience_seconds=0)
+        except CommsError as error:
+            logger.warning("A try of this task after a user cleared it may not find these messages: %s", error)
         if self.options.queue != handed.queue_url and (link := console_link(handed.queue_url)):
             # The queue was given by its name or ARN, so the task itself could not know the link.
             await self._publish_link(link)
