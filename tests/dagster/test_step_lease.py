@@ -302,6 +302,21 @@ def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception
     assert len(messages.visible) == (0 if dead_letters else 3)
 
 
+@pytest.mark.parametrize("retry_policy", [None, TWICE], ids=["no retries", "RetryPolicy"])
+def test_messages_that_a_survived_exception_did_not_name_are_not_deleted_when_the_step_fails_later(
+    messages: LeasedQueue, retry_policy: dg.RetryPolicy | None
+) -> None:
+    @dg.asset(retry_policy=retry_policy)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        rule = by_exception({MessageFailed: dead_letter()})
+        with suppress(MessageFailed), queue.lease(context, wait=0, linger=0, on_failure=rule) as batch:
+            raise MessageFailed([message for message in batch if message.body == "a"])
+        raise ConnectionError
+
+    assert not materialize(orders).success
+    assert (messages.visible, messages.dead_letters) == (["b", "c"], ["a"])
+
+
 @pytest.mark.parametrize("is_within", [True, False], ids=["within the block", "after it"])
 def test_an_exception_for_which_a_step_asks_for_one_retry_too_many_settles_by_its_rule(
     messages: LeasedQueue, is_within: bool
@@ -551,6 +566,23 @@ def test_messages_that_failed_by_name_are_tried_again_and_the_others_are_done(me
     assert materialize(asset_over(work, dead_letter(), TWICE)).success
     assert seen == [["a", "b", "c"], ["b"]]
     assert settled(messages) == (3, 0, 0)
+
+
+def test_the_next_attempt_has_all_messages_if_the_step_survived_the_exception_that_named_some(
+    messages: LeasedQueue,
+) -> None:
+    seen: list[list[str]] = []
+
+    @dg.asset(retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with suppress(MessageFailed), queue.lease(context, wait=0, linger=0, on_failure=dead_letter()) as batch:
+            seen.append([message.body for message in batch])
+            raise MessageFailed(next(iter(batch)))
+        fail_at_first(context)
+
+    assert materialize(orders).success
+    assert seen == [["a", "b", "c"]] * 2
+    assert (messages.deleted, messages.visible, messages.dead_letters) == (3, [], ["a"])
 
 
 def test_a_message_that_the_work_rejects_is_settled_in_any_attempt(

@@ -260,12 +260,13 @@ def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
 
 
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:
-    """Return the names of the exception that a step failed with, and of its causes.
+    """Return the names of the exception by which a step failed, or is tried again, and of its causes.
 
     Public is ``HookContext.op_exception``, in a hook of the step.
     """
     names = set()
-    error: Any = event.step_failure_data.error
+    data: Any = event.event_specific_data
+    error: Any = data.error
     while error is not None:
         names.add(str(error.cls_name))
         error = error.cause

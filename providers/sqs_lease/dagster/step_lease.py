@@ -9,7 +9,7 @@ its function has ended, so a lease that ended with its block would delete messag
 :class:`StepLease` goes on after its block, until Dagster reports the end of the step to the listeners in the step's own
 process. :class:`Attempt` is such a listener, and settles all leases of one attempt at the step:
 
-| the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
+| the step's last event | messages that a block failed by an exception | other messages |
 | --- | --- | --- |
 | STEP_SUCCESS | by the failure rule | deleted: the IO managers have stored the values by then |
 | STEP_UP_FOR_RETRY | visible again at once | visible again at once |
@@ -48,11 +48,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import dagster as dg
 
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
-from sqs_lease.core.failure_rules import FailureRule, Settlement
+from sqs_lease.core.failure_rules import (
+    FailureRule,
+    Settlement,
+    exception_names,
+    failed_by_exception,
+    named_message_ids,
+)
 from sqs_lease.core.messages import Receipt
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
+    error_names,
     listening,
     report_event,
     step_exception,
@@ -260,7 +267,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
-        """Settle the held messages, by the block's exception or else by the step's.
+        """Settle the held messages, by the block's exception and by the step's.
 
         Args:
             error: The exception of the step; None if it succeeded.
@@ -271,8 +278,13 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             return
         if is_tried_again:
             self._rule.is_tried_again.set()
-        is_interrupted = error is not None and not isinstance(error, Exception)
-        ended_by = error if is_interrupted else self._raised or error
+        ended_by = error or self._raised
+        if self._raised is not None and isinstance(error, Exception):
+            if _is_same(self._raised, error):
+                ended_by = self._raised
+            elif not is_tried_again:
+                # The step survived it and failed later, so messages that it does not name are not done either.
+                batch.fail_by(self._raised)
         is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
         if is_cut_off:
             ended_by = GeneratorExit()
@@ -297,7 +309,22 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
 
 class StepFailedError(Exception):
-    """Stand-in for a step's exception that Dagster does not give."""
+    """Stand-in for the exception of a step that is tried again, which Dagster does not give.
+
+    Attributes:
+        names: The bare names of its class and of its causes.
+    """
+
+    def __init__(self, step: str, names: frozenset[str]) -> None:
+        super().__init__(f"step {step} failed")
+        self.names = names
+
+
+def _is_same(raised: BaseException, error: Exception) -> bool:
+    """Whether the exception of a block is the one by which its step failed."""
+    if isinstance(error, StepFailedError):
+        return type(raised).__name__ in error.names
+    return raised is error
 
 
 _LAST_EVENTS: Final = (
@@ -413,7 +440,7 @@ class Attempt:
             self._succeeded(instance)
         else:
             is_retried = event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY
-            self._failed(instance, entry, is_retried=is_retried)
+            self._failed(instance, entry, event, is_retried=is_retried)
 
     def _succeeded(self, instance: dg.DagsterInstance) -> None:
         for lease in tuple(self._leases):
@@ -437,7 +464,9 @@ class Attempt:
                 first.add_note(str(other))
             raise first
 
-    def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
+    def _failed(
+        self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, event: dg.DagsterEvent, *, is_retried: bool
+    ) -> None:
         raised = step_exception(self.context)
         if raised is not None:
             raised = exception_of_work(raised)
@@ -447,7 +476,7 @@ class Attempt:
                 self.joined.step_failed(raised)
             except (OSError, BatchFolderError) as not_written:
                 self._problems.append(not_written)
-        error = raised or StepFailedError(f"step {self._key} failed")
+        error = raised or StepFailedError(self._key, error_names(event))
         is_tried_again = bool(self._leases) and (
             is_retried or repetition(instance, self.context.run) is not Repetition.NO
         )
@@ -505,6 +534,11 @@ class RecordingBatch(OwnLeasedBatch):
             RuntimeError: The lease has ended.
         """
         self._record(self._failing_each(reasons))
+
+    def fail_by(self, error: BaseException) -> None:
+        """Fail the messages that an exception of the work names, or all; see :meth:`fail`."""
+        failed = failed_by_exception(named_message_ids(error), [message.message_id for message in self])
+        self.fail(list(failed), type(error).__name__, errors=exception_names(error))
 
     def count_failed(self) -> int:
         """Return how many messages were failed so far."""
