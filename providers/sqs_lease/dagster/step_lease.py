@@ -50,12 +50,13 @@ import dagster as dg
 from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
 from sqs_lease.core.failure_rules import (
     FailureRule,
+    Release,
     Settlement,
     exception_names,
     failed_by_exception,
     named_message_ids,
 )
-from sqs_lease.core.messages import Receipt
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
@@ -69,7 +70,6 @@ from sqs_lease.dagster._internals import (
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
 from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import (
-    ReleaseWhileRetrying,
     Repetition,
     exception_of_work,
     may_dead_letter,
@@ -143,7 +143,7 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
     @contextmanager
     def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
         log = self._context.log
-        beginning = nullcontext() if self._attempt is None else self._attempt.beginning
+        beginning = nullcontext() if self._attempt is None else self._attempt.lock
         with joined(self._context, held, beginning) as batch:
             if self._attempt is not None:
                 self._attempt.joined = batch
@@ -226,12 +226,9 @@ class StepLease(AbstractContextManager[LeasedBatch]):
     ) -> None:
         self.attributes = resource.attributes
         self._attempt = attempt
-        # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
-        # garbage collected, which gives its messages back.
-        self._rule = ReleaseWhileRetrying(options.on_failure)
         left = None if found is None else attempt.still_left(found)
         self.routed = None if left is None or left.is_taken else left
-        self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
+        self._block = block_of(resource, options, passed_on=left, batch=RecordingBatch)
         self._batch: RecordingBatch | None = None
         self._raised: BaseException | None = None
         self._has_ended = False
@@ -276,8 +273,6 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         batch = self._batch
         if batch is None or not batch.is_open:
             return
-        if is_tried_again:
-            self._rule.is_tried_again.set()
         ended_by = error or self._raised
         if self._raised is not None and isinstance(error, Exception):
             if _is_same(self._raised, error):
@@ -289,8 +284,12 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         if is_cut_off:
             ended_by = GeneratorExit()
         passed_on: int | None = None
-        if is_tried_again and self.routed is not None and ended_by is not None:
-            passed_on = pass_on(self._block, self.routed.folder, ended_by)
+        if is_tried_again and ended_by is not None:
+            # The next attempt gets the messages, so on_failure is not for them.
+            if self.routed is not None:
+                passed_on = pass_on(self._block, self.routed.folder, ended_by)
+            if batch.is_open:
+                batch.release_by(ended_by)
         problems = self._block.settle(ended_by)
         numbers = LeaseNumbers.of(batch)
         text = numbers.summary()
@@ -338,9 +337,9 @@ class Attempt:
     """One attempt at a step: it hears the step's last event in the step's process, and settles its leases then.
 
     Attributes:
-        not_entered: How many leases were made and not entered.
         joined: The batch of the run, if the step works on that.
-        beginning: A lock for the beginning of a block over the batch of the run.
+        lock: Held while something changes here, and while a block over the batch of the run begins: threads of the step
+            may lease as well, and outlive it.
     """
 
     @classmethod
@@ -358,17 +357,15 @@ class Attempt:
         self._numbers: LeaseNumbers | None = None
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
-        self.not_entered = 0
+        self._not_entered = 0
         self.joined: RunBatch | None = None
-        self.beginning = Lock()
         self._is_over = False
-        # Threads of the step may lease as well, and outlive it.
-        self._lock = Lock()
+        self.lock = Lock()
 
     def made(self) -> None:
         """Take note that a lease is made, which must be entered."""
-        with self._lock:
-            self.not_entered += 1
+        with self.lock:
+            self._not_entered += 1
 
     def entered(self) -> None:
         """Take note that a lease is entered.
@@ -376,8 +373,8 @@ class Attempt:
         Raises:
             RuntimeError: :data:`MOST_OPEN` leases are open, or the step has ended.
         """
-        with self._lock:
-            self.not_entered -= 1
+        with self.lock:
+            self._not_entered -= 1
             self._refuse_if_over()
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
@@ -399,7 +396,7 @@ class Attempt:
         Raises:
             RuntimeError: The step has ended while a thread of it received: the lease would never be settled.
         """
-        with self._lock:
+        with self.lock:
             self._refuse_if_over()
             self._leases.append(lease)
 
@@ -411,16 +408,17 @@ class Attempt:
 
     def worked(self, numbers: LeaseNumbers) -> None:
         """Add the numbers of a block that ended well to the materializations or outputs of the step."""
-        with self._lock:
+        with self.lock:
             self._work = numbers if self._work is None else self._work + numbers
             add_metadata(self.context, self._work.metadata())
 
     def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
-        self._leases.remove(lease)
-        self._problems += problems
-        self._numbers = numbers if self._numbers is None else self._numbers + numbers
-        self._attributes = lease.attributes
+        with self.lock:
+            self._leases.remove(lease)
+            self._problems += problems
+            self._numbers = numbers if self._numbers is None else self._numbers + numbers
+            self._attributes = lease.attributes
         report_event(self.context, text, numbers.metadata())
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
@@ -434,7 +432,7 @@ class Attempt:
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
         # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
-        with self._lock:
+        with self.lock:
             self._is_over = True
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
@@ -451,7 +449,7 @@ class Attempt:
             except Exception:
                 # The messages are settled; the work must not fail because they cannot be counted.
                 logger.exception("The assets of step %s have no numbers of its leases", self._key)
-        if self.not_entered:
+        if self._not_entered:
             self._problems.append(
                 TypeError(
                     f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
@@ -537,8 +535,15 @@ class RecordingBatch(OwnLeasedBatch):
 
     def fail_by(self, error: BaseException) -> None:
         """Fail the messages that an exception of the work names, or all; see :meth:`fail`."""
+        self.fail(self._named_by(error), type(error).__name__, errors=exception_names(error))
+
+    def release_by(self, error: BaseException) -> None:
+        """Release the messages that an exception of the work names, or all, when the step has ended."""
+        self._session.decide(self._settlements(self._named_by(error), Release()))
+
+    def _named_by(self, error: BaseException) -> list[Message]:
         failed = failed_by_exception(named_message_ids(error), [message.message_id for message in self])
-        self.fail(list(failed), type(error).__name__, errors=exception_names(error))
+        return [message for message in self if message.message_id in failed]
 
     def count_failed(self) -> int:
         """Return how many messages were failed so far."""
