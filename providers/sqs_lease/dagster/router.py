@@ -36,7 +36,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -85,10 +84,10 @@ from sqs_lease.dagster.run_batch.batch_of_run import (
     write_leases,
 )
 from sqs_lease.dagster.run_batch.folder import (
-    LEFT_OVER_AFTER_SECONDS,
     BatchFolder,
+    batches,
     check_workspace,
-    listed,
+    remove_left_over,
 )
 from sqs_lease.dagster.step_lease import refuse_without_dead_letter_queue
 from sqs_lease.keeper.batch import Batch
@@ -116,7 +115,6 @@ ROUTER_TAG: Final = "sqs_lease/router"
 _RECENT_RUNS: Final = 100
 """How many of its runs an evaluation looks at; far more than end between two of them."""
 
-_BATCH_ID: Final = re.compile("[0-9a-f]{32}")
 _UNFINISHED: Final = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -362,12 +360,10 @@ class _Router:
         Raises:
             RouterError: A run succeeded without its messages. It is raised once for the run: the batch is removed.
         """
+        remove_left_over(self.uri)
         waiting: list[_Request] = []
         succeeded = self._newest_succeeded(dispatcher.context)
-        for path in listed(Path(self.uri)):
-            if not _BATCH_ID.fullmatch(path.name):
-                continue
-            folder = BatchFolder(path)
+        for folder in batches(self.uri):
             written = read_written(folder)
             destination = None if written is None else read_run(folder)
             if written is not None and (run_id := succeeded.get(str(folder))) is not None:
@@ -379,8 +375,6 @@ class _Router:
                     "of its steps, or give its job sqs_lease_executor with this queue"
                 )
             if written is None or destination is None or is_over(written):
-                if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
-                    folder.remove()
                 continue
             if dispatcher.why_not(destination) or _has_run(dispatcher.context.instance, folder):
                 # If such a run is no longer possible, the messages come back by themselves.
@@ -517,10 +511,6 @@ def _write_leases(parts: Sequence[tuple[BatchFolder, Part]], written: WrittenBat
 
 def _has_run(instance: dg.DagsterInstance, folder: BatchFolder) -> bool:
     return bool(instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: str(folder)}), limit=1))
-
-
-def _age_seconds(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
 
 
 def _is_in_memory(queue: SqsQueueResource) -> bool:
