@@ -52,7 +52,6 @@ UNDOCUMENTED: Final = {
     "run_retries_retry_on_asset_or_op_failure",
     "selected_asset_keys",
     "step_exception",
-    "step_failure_data",
     "step_materialization_data",
     "step_output_data",
 }

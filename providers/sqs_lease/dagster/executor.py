@@ -37,8 +37,7 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.metadata import LeaseNumbers, observe_outcome
-from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, block_of, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import (
     BATCH_TAG,
@@ -57,7 +56,6 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_path,
 )
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
-from sqs_lease.dagster.step_lease import block_of
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import SettlementError
 

@@ -71,8 +71,12 @@ from sqs_lease.dagster.dispatch import (
     unreadable_since,
     write_run,
 )
-from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import (
+    SqsQueueResource,
+    access_to,
+    check_queue_resource,
+    refuse_without_dead_letter_queue,
+)
 from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.batch_of_run import (
     HANDOFF_SECONDS,
@@ -89,7 +93,6 @@ from sqs_lease.dagster.run_batch.folder import (
     check_workspace,
     remove_left_over,
 )
-from sqs_lease.dagster.step_lease import refuse_without_dead_letter_queue
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
 from sqs_lease.keeper.open_queue import OpenQueue

@@ -1,8 +1,4 @@
-"""A lease in a step of Dagster, from ``with queue.lease(context) as batch:`` to the deletion of its messages.
-
-:class:`QueueLease` is the context manager that a user enters. Where the executor holds the messages of the run, its
-block joins that batch (``run_batch/leased_batch.py``). Outside of a step, it is the block of a plain lease. In all
-other cases it is a :class:`StepLease`: it receives, or takes up the batch of a router (``run_batch/batch_of_run.py``).
+"""A lease in a step of Dagster, from the beginning of its block to the deletion of its messages.
 
 **A lease in a step ends with its step**, not with its block. Dagster stores the return value of an op or asset after
 its function has ended, so a lease that ended with its block would delete messages before their value is stored. A
@@ -39,17 +35,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 import dagster as dg
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
 from sqs_lease.core.failure_rules import (
-    FailureRule,
     Release,
     Settlement,
     exception_names,
@@ -64,26 +59,19 @@ from sqs_lease.dagster._internals import (
     listening,
     report_event,
     step_exception,
-    step_key,
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
-from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import (
     Repetition,
     exception_of_work,
-    may_dead_letter,
     repetition,
 )
-from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
+from sqs_lease.dagster.run_batch.batch_of_run import RoutedBatch, pass_on
 from sqs_lease.dagster.run_batch.folder import BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
-from sqs_lease.keeper.options import LeaseOptions
-from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch
+from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
-
-if TYPE_CHECKING:
-    from sqs_lease.dagster.resource import SqsQueueResource
 
 logger = logging.getLogger(__name__)
 
@@ -91,144 +79,27 @@ MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
-_ABOUT_RECEIVE: Final = ("max_messages", "wait", "linger")
-"""Arguments of a lease that do not apply to a batch that was received before."""
-
-
-class QueueLease(AbstractContextManager[LeasedBatch]):
-    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
-
-    Args:
-        resource: The queue.
-        context: The context of the op or asset.
-        options: The options of the lease.
-        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
-
-    Raises:
-        BatchFolderError: See :func:`batch_of_run <sqs_lease.dagster.run_batch.batch_of_run.batch_of_run>`.
-    """
-
-    def __init__(
-        self, resource: SqsQueueResource, context: Context, options: LeaseOptions, given: Sequence[str]
-    ) -> None:
-        self._resource = resource
-        self._context = context
-        self._options = options
-        self._given = given
-        key = step_key(context)
-        self._found = batch_of_run(context, key, resource.queue)
-        self._attempt = None if key is None else Attempt.of(context, key)
-        self._entered: AbstractContextManager[LeasedBatch] | None = None
-
-    def __enter__(self) -> LeasedBatch:
-        if self._entered is not None:
-            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
-        if self._attempt is not None:
-            self._attempt.entered()
-        with access_to(self._resource):
-            self._entered = self._opened()
-            return self._entered.__enter__()
-
-    def _opened(self) -> AbstractContextManager[LeasedBatch]:
-        if isinstance(self._found, HeldBatch):
-            return self._joined(self._found)
-        if self._attempt is None:
-            return block_of(self._resource, self._options)
-        about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
-        if self._found is not None and about_receive:
-            given = ", ".join(about_receive)
-            self._context.log.info("A router received the batch of this run: %s of this lease do not apply", given)
-        return StepLease(self._resource, self._options, self._attempt, self._found)
-
-    @contextmanager
-    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
-        log = self._context.log
-        beginning = nullcontext() if self._attempt is None else self._attempt.lock
-        with joined(self._context, held, beginning) as batch:
-            if self._attempt is not None:
-                self._attempt.joined = batch
-            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
-            if self._given:
-                given = ", ".join(self._given)
-                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
-            yield batch
-        if self._attempt is not None:
-            # The outcome of the messages is known later: their holder adds it to the assets of the run.
-            self._attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
-
-    def __iter__(self) -> NoReturn:
-        raise self._without_with()
-
-    def __len__(self) -> NoReturn:
-        raise self._without_with()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise self._without_with()
-
-    def _without_with(self) -> TypeError:
-        return TypeError(
-            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
-            "the batch: `with queue.lease(context) as batch:`"
-        )
-
-
-def block_of(
-    resource: SqsQueueResource,
-    options: LeaseOptions,
-    *,
-    passed_on: RoutedBatch | None = None,
-    batch: type[OwnLeasedBatch] | None = None,
-) -> LeaseBlock:
-    """Return the block of a lease: it receives, or takes up a batch that was passed on.
-
-    Raises:
-        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
-        BatchFolderError: The batch is gone, or the run came too late.
-        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
-    """
-    refuse_without_dead_letter_queue(resource, options.on_failure)
-    client = resource.client()
-    adopts = None if passed_on is None else passed_on.take_up()
-    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
-
-
-def refuse_without_dead_letter_queue(resource: SqsQueueResource, on_failure: FailureRule) -> None:
-    """Refuse a failure rule that the queue cannot carry out, before anything is received.
-
-    The queue is only read for a rule that may dead-letter.
-
-    Raises:
-        ValueError: The rule may dead-letter, and the queue has no redrive policy.
-        sqs_lease.sqs.errors.SqsError: The queue cannot be read.
-    """
-    if may_dead_letter(on_failure) and resource.attributes().dead_letter_arn is None:
-        raise ValueError(
-            f"nothing is received from {resource.queue}: on_failure may send messages to a dead-letter queue, and the "
-            "queue has none. Give the queue a redrive policy, or choose another rule for on_failure"
-        )
-
-
 class StepLease(AbstractContextManager[LeasedBatch]):
     """One lease in a step that holds its messages itself.
 
-    Where a router received a batch for the run, the lease takes that up, and passes it on to the next attempt.
+    Args:
+        attempt: The attempt at the step.
+        block: The block of the lease, with a :class:`RecordingBatch`.
+        routed: The batch of a router that it takes up, and passes on to the next attempt.
+        attributes: Reads the queue's attributes.
     """
 
     def __init__(
-        self, resource: SqsQueueResource, options: LeaseOptions, attempt: Attempt, found: RoutedBatch | None
+        self,
+        attempt: Attempt,
+        block: LeaseBlock,
+        routed: RoutedBatch | None,
+        attributes: Callable[[], QueueAttributes],
     ) -> None:
-        self.attributes = resource.attributes
         self._attempt = attempt
-        left = None if found is None else attempt.still_left(found)
-        self.routed = None if left is None or left.is_taken else left
-        self._block = block_of(resource, options, passed_on=left, batch=RecordingBatch)
+        self._block = block
+        self.routed = None if routed is None or routed.is_taken else routed
+        self.attributes = attributes
         self._batch: RecordingBatch | None = None
         self._raised: BaseException | None = None
         self._has_ended = False
