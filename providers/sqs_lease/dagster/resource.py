@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -26,7 +26,6 @@ from sqs_lease.core.failure_rules import FailureRule
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
 from sqs_lease.dagster._internals import Context, step_key
-from sqs_lease.dagster.metadata import LeaseNumbers
 from sqs_lease.dagster.retries import failure_rule, may_dead_letter
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run
 from sqs_lease.dagster.run_batch.leased_batch import joined
@@ -282,7 +281,7 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
 
     def _opened(self) -> AbstractContextManager[LeasedBatch]:
         if isinstance(self._found, HeldBatch):
-            return self._joined(self._found)
+            return joined(self._context, self._found, self._attempt, self._given)
         if self._attempt is None:
             return block_of(self._resource, self._options)
         about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
@@ -292,22 +291,6 @@ class QueueLease(AbstractContextManager[LeasedBatch]):
         routed = None if self._found is None else self._attempt.still_left(self._found)
         block = block_of(self._resource, self._options, passed_on=routed, batch=RecordingBatch)
         return StepLease(self._attempt, block, routed, self._resource.attributes)
-
-    @contextmanager
-    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
-        log = self._context.log
-        beginning = nullcontext() if self._attempt is None else self._attempt.lock
-        with joined(self._context, held, beginning) as batch:
-            if self._attempt is not None:
-                self._attempt.joined = batch
-            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
-            if self._given:
-                given = ", ".join(self._given)
-                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
-            yield batch
-        if self._attempt is not None:
-            # The outcome of the messages is known later: their holder adds it to the assets of the run.
-            self._attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
