@@ -219,7 +219,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
         - ``RuntimeError`` if the step has 100 open leases, or has ended while a thread of it went on.
         """
-        arguments = {
+        arguments: dict[str, Any] = {
             "max_messages": max_messages,
             "wait": wait,
             "linger": linger,
@@ -230,14 +230,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         _check_context(context)
         self._refuse_no_queue()
         queue_reference(self.queue)
-        options = LeaseOptions.of(
-            max_messages=max_messages,
-            wait=wait,
-            linger=linger,
-            policy=policy,
-            visibility=visibility,
-            on_failure=failure_rule(on_failure),
-        )
+        options = LeaseOptions.of(**{**arguments, "on_failure": failure_rule(on_failure)})
         return QueueLease(self, context, options, _given(arguments))
 
 
