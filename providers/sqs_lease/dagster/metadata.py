@@ -170,14 +170,19 @@ def observe_outcome(
     numbers: LeaseNumbers,
     attributes: Callable[[], QueueAttributes],
 ) -> None:
-    """Add the outcome of messages, and the rest of the queue, to the assets that some steps of a run materialized."""
-    assets = materialized_by(instance, run, steps)
-    if not assets:
-        return
-    left: QueueAttributes | None = None
+    """Add the outcome of messages, and the rest of the queue, to the assets that some steps of a run materialized.
+
+    The messages are settled, so the work does not fail if they cannot be counted: that is logged.
+    """
     try:
-        left = attributes()
-    except SqsError as error:
-        # The messages are settled; the work must not fail because the rest of the queue cannot be counted.
-        logger.warning("The messages left in the queue cannot be counted: %s", error)
-    observe(instance, run, assets, numbers.metadata(left))
+        assets = materialized_by(instance, run, steps)
+        if not assets:
+            return
+        left: QueueAttributes | None = None
+        try:
+            left = attributes()
+        except SqsError as error:
+            logger.warning("The messages left in the queue cannot be counted: %s", error)
+        observe(instance, run, assets, numbers.metadata(left))
+    except Exception:
+        logger.exception("The assets of run %s have no numbers of its leases", run.run_id)

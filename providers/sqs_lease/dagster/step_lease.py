@@ -315,11 +315,7 @@ class Attempt:
         for lease in tuple(self._leases):
             lease.settle(None, is_tried_again=False)
         if self._numbers is not None and self._attributes is not None:
-            try:
-                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
-            except Exception:
-                # The messages are settled; the work must not fail because they cannot be counted.
-                logger.exception("The assets of step %s have no numbers of its leases", self._key)
+            observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
         if self._not_entered:
             self._problems.append(
                 TypeError(
