@@ -44,7 +44,6 @@ UNDOCUMENTED: Final = {
     "levels",
     "log_key",
     "partitions_defs",
-    "received_closed_message",
     "report_engine_event",
     "resolve_run_requests",
     "run_retries_enabled",

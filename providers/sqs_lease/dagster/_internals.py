@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
-from dagster_pipes import PipesContextData
 
 if TYPE_CHECKING:
     from dagster._core.definitions.job_base import IJob
@@ -468,26 +467,6 @@ def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
     It is not documented.
     """
     return sorted({f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors})
-
-
-# Pipes
-
-
-def pipes_context_data(run_id: str) -> PipesContextData:
-    """Return the context of a step for a job behind Dagster Pipes: the run.
-
-    ``open_pipes_session`` is public, but an asset that uses it has to return the job's materializations. Keys that
-    a later release adds are None.
-    """
-    data: Any = dict.fromkeys(PipesContextData.__annotations__)
-    data |= {"run_id": run_id, "retry_number": 0, "extras": {}}
-    known: PipesContextData = data
-    return known
-
-
-def has_read_all(handler: dg.PipesMessageHandler) -> bool:
-    """Whether all reports of a job through Dagster Pipes were read, which is not public."""
-    return handler.received_closed_message
 
 
 # Assets of runs

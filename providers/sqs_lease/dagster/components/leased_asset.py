@@ -269,7 +269,7 @@ class SqsIngestionComponent(LeasedAssetComponent):
     )
     python: str | None = Field(
         default=None,
-        description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one by default.",
+        description="The Python of an environment with sqs-lease[spark]; this one by default.",
     )
 
     @model_validator(mode="after")
