@@ -5,13 +5,19 @@ goes back after it, in order, even if it was done; other accounts go on. While a
 does not give out the next ones, so runs that overlap do not overtake one another either.
 """
 
-import json
 from datetime import timedelta
 
 import dagster as dg
+from pydantic import BaseModel, PositiveFloat
 
 from dagster_defs.queues import bookings_queue as queue
 from sqs_lease.dagster import SqsQueueResource, build_sqs_backlog_sensor
+
+
+class Booking(BaseModel):
+    """The body of a message."""
+
+    amount: PositiveFloat
 
 
 @dg.op
@@ -23,12 +29,14 @@ def book(context: dg.OpExecutionContext, bookings_queue: SqsQueueResource) -> No
             account = message.message_group_id
             if account in failed:
                 continue  # Behind a failed booking of its account: it comes again after it.
-            booking = json.loads(message.body)
-            if booking["amount"] <= 0:
+            try:
+                booking = Booking.model_validate_json(message.body)
+            except ValueError:
+                # Only what is wrong with the message itself. An exception of the work would fail the whole batch.
                 failed[account] = message.message_id
             else:
-                context.log.info("account %s: %.2f", account, booking["amount"])
-        batch.fail(failed.values(), "the amount is not above zero")
+                context.log.info("account %s: %.2f", account, booking.amount)
+        batch.fail(failed.values(), "not a booking of an amount above zero")
 
 
 @dg.job

@@ -9,12 +9,20 @@ import json
 from typing import Any
 
 import dagster as dg
+from pydantic import BaseModel
 
 from dagster_defs.queues import orders_queue as queue
 from dagster_defs.settings import LAKE
 from sqs_lease.dagster import SqsQueueResource, sqs_lease_executor
 
 Orders = dict[str, dict[str, Any]]
+
+
+class Order(BaseModel, extra="allow"):
+    """The body of a message."""
+
+    order_id: int
+    total: float = 0
 
 
 @dg.op
@@ -24,8 +32,8 @@ def checked(context: dg.OpExecutionContext, orders_queue: SqsQueueResource) -> O
     with orders_queue.lease(context) as batch:
         for message in batch:
             try:
-                orders[message.message_id] = {"order_id": None, **json.loads(message.body)}
-            except (TypeError, ValueError):
+                orders[message.message_id] = Order.model_validate_json(message.body).model_dump()
+            except ValueError:
                 batch.fail(message, "not an order")
     return orders
 
@@ -44,7 +52,7 @@ def invoiced(context: dg.OpExecutionContext, orders: Orders, orders_queue: SqsQu
     """Send an invoice for each order, at the same time; an order without a total goes back to the queue."""
     with orders_queue.lease(context) as batch:
         for message_id, order in orders.items():
-            if order.get("total", 0) > 0:
+            if order["total"] > 0:
                 context.log.info("invoice for order %s: %.2f", order["order_id"], order["total"])
             else:
                 batch.fail(message_id, "the total is not above zero")

@@ -378,7 +378,7 @@ class LaterTry(TaskInstance):
         return {}
 
 
-def test_what_an_earlier_try_handed_on_is_given_back_once_and_then_belongs_to_others(
+def test_leases_of_an_earlier_try_are_given_back_once_and_then_belong_to_others(
     dag: DAG, queue: LeasedQueue, leased_queues: LeasedQueues, supervisor: ScriptedComms
 ) -> None:
     queue.send("a")

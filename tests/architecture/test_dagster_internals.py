@@ -44,7 +44,6 @@ UNDOCUMENTED: Final = {
     "levels",
     "log_key",
     "partitions_defs",
-    "received_closed_message",
     "report_engine_event",
     "resolve_run_requests",
     "run_retries_enabled",
@@ -52,7 +51,6 @@ UNDOCUMENTED: Final = {
     "run_retries_retry_on_asset_or_op_failure",
     "selected_asset_keys",
     "step_exception",
-    "step_failure_data",
     "step_materialization_data",
     "step_output_data",
 }

@@ -50,19 +50,19 @@ YIELDS = [generating, partial(generating), GeneratingHandler()]
 
 
 @pytest.mark.parametrize("function", [plain, partial(plain, 1), Handler(), Handler, print, str.upper])
-def test_what_does_its_work_when_it_is_called_is_taken(function: Any) -> None:
+def test_a_function_that_works_when_it_is_called_is_taken(function: Any) -> None:
     require_function(function, "handle")
     require_function(function, "handle", may_await=True)
 
 
 @pytest.mark.parametrize("function", [*ASYNC, generating_asynchronously], ids=repr)
-def test_what_is_async_is_refused_with_a_remedy(function: Any) -> None:
+def test_an_async_function_is_refused_with_a_remedy(function: Any) -> None:
     with pytest.raises(TypeError, match="handle is async, and is called without await: use AsyncConsumer"):
         require_function(function, "handle", instead="use AsyncConsumer")
 
 
 @pytest.mark.parametrize("function", ASYNC, ids=repr)
-def test_what_is_async_is_taken_where_it_is_awaited(function: Any) -> None:
+def test_an_async_function_is_taken_where_it_is_awaited(function: Any) -> None:
     require_function(function, "handle", may_await=True)
 
 
@@ -78,6 +78,6 @@ def test_a_generator_is_taken_where_it_is_an_answer(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [3, None, "plain"])
-def test_what_cannot_be_called_is_refused(function: Any) -> None:
+def test_other_things_than_functions_are_refused(function: Any) -> None:
     with pytest.raises(TypeError, match=f"handle must be a function, not {type(function).__name__}"):
         require_function(function, "handle")

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
-import dagster_pipes
 import pytest
 
 from sqs_lease.dagster import _internals
@@ -103,13 +102,6 @@ def test_a_wrong_configuration_is_told_without_its_values() -> None:
     (wrong,) = _internals.wrong_config(raised.value)
     assert wrong.startswith("ops:load:config:table: ")
     assert "secret" not in wrong
-
-
-def test_a_field_that_a_release_adds_to_the_data_of_pipes_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain: Any = _internals.pipes_context_data("r")
-    assert plain["run_id"] == "r"
-    monkeypatch.setitem(dagster_pipes.PipesContextData.__annotations__, "added", str)
-    assert _internals.pipes_context_data("r") == {**plain, "added": None}
 
 
 def test_the_package_is_among_the_libraries_of_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from sqs_lease.core.failure_rules import dead_letter
-from sqs_lease.dagster import SqsQueueResource, build_sqs_router
+from sqs_lease.dagster import RouterError, SqsQueueResource, build_sqs_router
 from sqs_lease.dagster.run_batch.batch_of_run import ROUTED_TAG
 from sqs_lease.sqs.errors import QueueNotFoundError, ThrottledError, TransientError
 from sqs_lease.testing import LeasedQueues, MemoryTransport
@@ -74,6 +74,16 @@ def load_until_empty(context: dg.OpExecutionContext) -> None:
 @dg.job(executor_def=dg.in_process_executor)
 def looping() -> None:
     load_until_empty()
+
+
+@dg.op
+def look_away() -> None:
+    """Leases nothing."""
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def careless() -> None:
+    look_away()
 
 
 def router(workspace: Any, target: Any = loading, **options: Any) -> dg.SensorDefinition:
@@ -348,7 +358,58 @@ def test_of_two_steps_that_lease_without_the_executor_one_gets_the_batch_and_the
     assert "sqs_lease_executor" in failed[0]
 
 
+def test_a_run_that_succeeded_and_did_not_lease_its_messages_fails_one_evaluation_and_then_the_router_goes_on(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    made = router(tmp_path, careless)
+    ((request,), _) = evaluated(made, instance, TICK)
+    assert work(instance, request, careless)
+    queue.send("b")
+    with pytest.raises(RouterError, match=r"did not lease its messages of orders.*lease\(context\)"):
+        evaluated(made, instance, TICK)
+    assert (queue.visible, queue.invisible) == (["b"], ["a"])
+    assert len(evaluated(made, instance, TICK)[0]) == 1
+
+
+def test_a_run_that_lasted_longer_than_its_messages_waited_is_told_of_as_well(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_queues.create("orders", "a")
+    made = router(tmp_path, careless)
+    ((request,), _) = evaluated(made, instance, TICK)
+    assert work(instance, request, careless)
+    later = time.time() + 301
+    monkeypatch.setattr("sqs_lease.dagster.run_batch.batch_of_run.time.time", lambda: later)
+    with pytest.raises(RouterError, match="did not lease its messages"):
+        evaluated(made, instance, TICK)
+
+
 # Evaluations
+
+
+def test_a_workspace_that_is_not_a_directory_fails_the_evaluation_before_anything_is_received(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    queue = leased_queues.create("orders", "a")
+    file = tmp_path / "orders"
+    file.touch()
+    with pytest.raises(RouterError, match=f"{file}.*directory"):
+        evaluated(router(file), instance, TICK)
+    assert queue.visible == ["a"]
+
+
+def test_messages_of_batches_that_cannot_be_written_are_given_back_and_the_error_names_the_workspace(
+    leased_queues: LeasedQueues, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    queue = leased_queues.create("orders", "a")
+    monkeypatch.setattr("sqs_lease.dagster.router.write_leases", full)
+    with pytest.raises(RouterError, match=f"{tmp_path}.*No space left"):
+        evaluated(router(tmp_path), instance, TICK)
+    assert queue.visible == ["a"]
 
 
 def test_nothing_is_asked_for_where_no_message_came(

@@ -302,6 +302,21 @@ def test_a_step_that_fails_after_its_block_settles_by_the_rule_for_its_exception
     assert len(messages.visible) == (0 if dead_letters else 3)
 
 
+@pytest.mark.parametrize("retry_policy", [None, TWICE], ids=["no retries", "RetryPolicy"])
+def test_messages_that_a_survived_exception_did_not_name_are_not_deleted_when_the_step_fails_later(
+    messages: LeasedQueue, retry_policy: dg.RetryPolicy | None
+) -> None:
+    @dg.asset(retry_policy=retry_policy)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        rule = by_exception({MessageFailed: dead_letter()})
+        with suppress(MessageFailed), queue.lease(context, wait=0, linger=0, on_failure=rule) as batch:
+            raise MessageFailed([message for message in batch if message.body == "a"])
+        raise ConnectionError
+
+    assert not materialize(orders).success
+    assert (messages.visible, messages.dead_letters) == (["b", "c"], ["a"])
+
+
 @pytest.mark.parametrize("is_within", [True, False], ids=["within the block", "after it"])
 def test_an_exception_for_which_a_step_asks_for_one_retry_too_many_settles_by_its_rule(
     messages: LeasedQueue, is_within: bool
@@ -374,6 +389,99 @@ def test_each_mapped_step_ends_its_own_lease(leased_queues: LeasedQueues) -> Non
 
     assert not loading.execute_in_process(raise_on_error=False).success
     assert settled(messages) == (1, 1, 0)
+
+
+def test_a_value_that_a_dynamic_output_carries_is_stored_before_its_message_is_deleted(messages: LeasedQueue) -> None:
+    @dg.op(out=dg.DynamicOut(str))
+    def split(context: dg.OpExecutionContext, queue: SqsQueueResource) -> Iterator[dg.DynamicOutput[str]]:
+        with queue.lease(context, wait=0, linger=0) as batch:
+            for message in batch:
+                yield dg.DynamicOutput(message.body, mapping_key=message.body)
+
+    disk = Disk(messages)
+
+    @dg.job(resource_defs={"queue": QUEUE, "io_manager": disk})
+    def splitting() -> None:
+        split()
+
+    assert splitting.execute_in_process().success
+    assert (disk.stored, disk.deleted) == (["a", "b", "c"], [0, 0, 0])
+    assert messages.deleted == 3
+
+
+def test_an_output_that_is_stored_saves_no_message_where_the_next_one_cannot_be(messages: LeasedQueue) -> None:
+    @dg.op(out={"first": dg.Out(), "second": dg.Out(io_manager_key="full")})
+    def both(context: dg.OpExecutionContext, queue: SqsQueueResource) -> Iterator[dg.Output[int]]:
+        with queue.lease(context, wait=0, linger=0):
+            yield dg.Output(1, "first")
+            yield dg.Output(2, "second")
+
+    disk = Disk()
+
+    @dg.job(resource_defs={"queue": QUEUE, "io_manager": disk, "full": Disk(full=1)})
+    def loading() -> None:
+        both()
+
+    assert not loading.execute_in_process(raise_on_error=False).success
+    assert disk.stored == [1]
+    assert settled(messages) == (0, 3, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_of_some_assets_of_a_step_decides_on_the_messages_of_its_lease(
+    messages: LeasedQueue, instance: dg.DagsterInstance, fails: bool
+) -> None:
+    specs = [dg.AssetSpec(name, skippable=True) for name in ("first", "second")]
+
+    @dg.multi_asset(specs=specs, can_subset=True)
+    def both(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> Iterator[dg.MaterializeResult[None]]:
+        with queue.lease(context, wait=0, linger=0):
+            for key in context.selected_asset_keys:
+                yield dg.MaterializeResult(asset_key=key)
+            if fails:
+                raise ConnectionError
+
+    assert materialize(both, selection=["first"], instance=instance).success is not fails
+    assert settled(messages) == ((0, 3, 0) if fails else (3, 0, 0))
+    observed = [bool(instance.fetch_observations(spec.key, limit=1).records) for spec in specs]
+    assert observed == [not fails, False]
+
+
+@pytest.mark.parametrize("leasing", [0, 1], ids=["the first op", "the last op"])
+def test_a_lease_in_an_op_of_a_graph_asset_ends_with_that_op(messages: LeasedQueue, leasing: int) -> None:
+    seen: list[int] = []
+
+    @dg.op
+    def work(context: dg.OpExecutionContext, queue: SqsQueueResource, number: int) -> int:
+        seen.append(messages.deleted)
+        if number == leasing:
+            with queue.lease(context, wait=0, linger=0):
+                pass
+        return number + 1
+
+    @dg.op
+    def zero() -> int:
+        return 0
+
+    @dg.graph_asset
+    def orders() -> Any:
+        return work.alias("last")(work.alias("first")(zero()))
+
+    assert dg.materialize([orders], resources={"queue": QUEUE}).success
+    assert seen == [0, 0 if leasing else 3]
+    assert settled(messages) == (3, 0, 0)
+
+
+def test_a_coroutine_function_leases_as_well(messages: LeasedQueue) -> None:
+    @dg.asset
+    async def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> list[str]:
+        with queue.lease(context, wait=0, linger=0) as batch:
+            return [message.body for message in batch]
+
+    disk = Disk(messages)
+    assert materialize(orders, disk=disk).success
+    assert (disk.deleted, disk.stored) == ([0], [["a", "b", "c"]])
+    assert messages.deleted == 3
 
 
 # Steps that work on batch after batch
@@ -458,6 +566,23 @@ def test_messages_that_failed_by_name_are_tried_again_and_the_others_are_done(me
     assert materialize(asset_over(work, dead_letter(), TWICE)).success
     assert seen == [["a", "b", "c"], ["b"]]
     assert settled(messages) == (3, 0, 0)
+
+
+def test_the_next_attempt_has_all_messages_if_the_step_survived_the_exception_that_named_some(
+    messages: LeasedQueue,
+) -> None:
+    seen: list[list[str]] = []
+
+    @dg.asset(retry_policy=TWICE)
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> None:
+        with suppress(MessageFailed), queue.lease(context, wait=0, linger=0, on_failure=dead_letter()) as batch:
+            seen.append([message.body for message in batch])
+            raise MessageFailed(next(iter(batch)))
+        fail_at_first(context)
+
+    assert materialize(orders).success
+    assert seen == [["a", "b", "c"]] * 2
+    assert (messages.deleted, messages.visible, messages.dead_letters) == (3, [], ["a"])
 
 
 def test_a_message_that_the_work_rejects_is_settled_in_any_attempt(
@@ -695,6 +820,24 @@ def test_a_step_that_is_interrupted_after_its_block_gives_all_back_whatever_the_
 
     with suppress(KeyboardInterrupt, DagsterExecutionInterruptedError):
         assert not materialize(orders).success
+    assert settled(messages) == (0, 3, 0)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, DagsterExecutionInterruptedError])
+def test_a_step_that_is_interrupted_while_its_value_is_stored_gives_all_back_whatever_the_failure_rule(
+    messages: LeasedQueue, interruption: type[BaseException]
+) -> None:
+    class Slow(Disk):
+        def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+            raise interruption
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext, queue: SqsQueueResource) -> int:
+        with queue.lease(context, wait=0, linger=0, on_failure=dead_letter()) as batch:
+            return len(batch)
+
+    with suppress(KeyboardInterrupt, DagsterExecutionInterruptedError):
+        assert not materialize(orders, disk=Slow()).success
     assert settled(messages) == (0, 3, 0)
 
 

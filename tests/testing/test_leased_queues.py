@@ -46,7 +46,7 @@ def test_two_queues_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     "name", ["my orders", None, "https://sqs.us-east-1.amazonaws.com/123456789012/orders", "q" * 81], ids=str
 )
-def test_what_is_not_a_queue_name_is_refused(name: Any) -> None:
+def test_other_texts_than_queue_names_are_refused(name: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a queue name|give the queue's name"):
         LeasedQueues().create(name)
 

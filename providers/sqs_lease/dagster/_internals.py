@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import dagster as dg
-from dagster_pipes import PipesContextData
 
 if TYPE_CHECKING:
     from dagster._core.definitions.job_base import IJob
@@ -260,12 +259,13 @@ def asset_of_event(event: dg.DagsterEvent) -> dg.AssetKey | None:
 
 
 def error_names(event: dg.DagsterEvent) -> frozenset[str]:
-    """Return the names of the exception that a step failed with, and of its causes.
+    """Return the names of the exception by which a step failed, or is tried again, and of its causes.
 
     Public is ``HookContext.op_exception``, in a hook of the step.
     """
     names = set()
-    error: Any = event.step_failure_data.error
+    data: Any = event.event_specific_data
+    error: Any = data.error
     while error is not None:
         names.add(str(error.cls_name))
         error = error.cause
@@ -467,26 +467,6 @@ def wrong_config(error: dg.DagsterInvalidConfigError) -> list[str]:
     It is not documented.
     """
     return sorted({f"{':'.join(each.stack.levels) or 'the top'}: {each.reason.value.lower()}" for each in error.errors})
-
-
-# Pipes
-
-
-def pipes_context_data(run_id: str) -> PipesContextData:
-    """Return the context of a step for a job behind Dagster Pipes: the run.
-
-    ``open_pipes_session`` is public, but an asset that uses it has to return the job's materializations. Keys that
-    a later release adds are None.
-    """
-    data: Any = dict.fromkeys(PipesContextData.__annotations__)
-    data |= {"run_id": run_id, "retry_number": 0, "extras": {}}
-    known: PipesContextData = data
-    return known
-
-
-def has_read_all(handler: dg.PipesMessageHandler) -> bool:
-    """Whether all reports of a job through Dagster Pipes were read, which is not public."""
-    return handler.received_closed_message
 
 
 # Assets of runs

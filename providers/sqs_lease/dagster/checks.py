@@ -20,18 +20,7 @@ from sqs_lease.dagster._internals import (
     without_mapping_key,
 )
 from sqs_lease.dagster.backlog_sensor import runs_of_assets
-from sqs_lease.dagster.metadata import (
-    DELETED,
-    ENDS,
-    FAILED,
-    HELD,
-    PREFIX,
-    QUEUE,
-    RECEIVED,
-    UNSAFE,
-    UNSETTLED,
-    LeaseNumbers,
-)
+from sqs_lease.dagster.metadata import ENDS, HELD, PREFIX, QUEUE, UNSAFE, LeaseNumbers, counts_of
 from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
 from sqs_lease.dagster.run_batch.leased_batch import RunBatch
 from sqs_lease.dagster.step_lease import RecordingBatch
@@ -147,12 +136,12 @@ def sqs_lease_check_result(
     """
     _check_limit("max_failed", max_failed)
     is_open = isinstance(batch, OwnLeasedBatch) and batch.is_open
-    counts = _counts(LeaseNumbers.of(batch).metadata())
+    counts = LeaseNumbers.of(batch).counts
     if isinstance(batch, RunBatch):
-        counts = _counts(LeaseNumbers.of_work(batch, len(batch.failed())).metadata())
+        counts = LeaseNumbers.of_work(batch, len(batch.failed())).counts
     elif isinstance(batch, RecordingBatch) and is_open:
         # Held messages are settled when the step has ended; until then, failures are only noted.
-        counts |= {UNSETTLED: 0, FAILED: batch.count_failed()}
+        counts = {**counts, "unsettled": 0, "failed": batch.count_failed()}
     passed, description, shown = _judged(counts, max_failed, is_open=is_open)
     return dg.AssetCheckResult(
         passed=passed,
@@ -166,17 +155,18 @@ def sqs_lease_check_result(
 
 def _judged(numbers: Mapping[str, int], max_failed: int, *, is_open: bool = False) -> tuple[bool, str, dict[str, int]]:
     """Decide whether the counts of a lease pass, why, and which of them to show; the lease may still be open."""
-    unsafe = {key: numbers.get(key, 0) for key in UNSAFE}
-    failed = numbers.get(FAILED, 0)
+    unsafe = {name: numbers.get(name, 0) for name in UNSAFE}
+    failed = numbers.get("failed", 0)
     parts = [f"{failed} messages failed"]
-    parts += [f"{number} {key.removeprefix(PREFIX)}" for key, number in unsafe.items() if number]
+    parts += [f"{number} {name}" for name, number in unsafe.items() if number]
     said = ", ".join(parts)
     if is_open:
         said += " so far; the messages are settled later"
-    elif not numbers.keys() & {DELETED, *UNSAFE}:
+    elif not numbers.keys() & {"deleted", *UNSAFE}:
         said += " by the asset's step; the messages are settled later"
-    shown = {key: number for key in (RECEIVED, FAILED, *UNSAFE) if (number := numbers.get(key, 0)) or key == RECEIVED}
-    return failed <= max_failed and not any(unsafe.values()), f"{said}.", shown
+    shown = {"received": numbers.get("received", 0), "failed": failed, **unsafe}
+    metadata = {f"{PREFIX}{name}": number for name, number in shown.items() if number or name == "received"}
+    return failed <= max_failed and not any(unsafe.values()), f"{said}.", metadata
 
 
 def build_sqs_backlog_check(
@@ -284,20 +274,20 @@ def _ends_of_leases(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.As
     for event in run_events(instance, run.run_id, {dg.DagsterEventType.ENGINE_EVENT}):
         if event.step_key is not None and without_mapping_key(event.step_key) in steps:
             numbers = event_metadata(event)
-            counts.update(_counts(numbers) if QUEUE in numbers or HELD in numbers else {})
+            counts.update(counts_of(numbers) if QUEUE in numbers or HELD in numbers else {})
     return counts
 
 
 def _killed_text(counts: Counter[str]) -> str:
     """Return a sentence about leases that never ended; empty if all ended."""
-    held = counts[HELD] - counts[RECEIVED]
+    held = counts["held"] - counts["received"]
     if held <= 0:
         return ""
     return f" An attempt that was killed held {held} messages: they come back when their last extension ends."
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:
-    said = ((counts.get(key, 0), key.removeprefix(PREFIX).replace("_", "-")) for key in (RECEIVED, *ENDS))
+    said = ((counts.get(name, 0), name.replace("_", "-")) for name in ("received", *ENDS))
     return ", ".join(f"{number} {what}" for number, what in said if number)
 
 
@@ -306,12 +296,7 @@ def _lease_numbers(instance: dg.DagsterInstance, run_id: str, key: dg.AssetKey) 
     # The newest event: the outcome is observed when the step or the run has ended.
     types = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
     left = next((each for each in _events(instance, run_id, key, types) if QUEUE in each), None)
-    return None if left is None else _counts(left)
-
-
-def _counts(metadata: Mapping[str, Any]) -> dict[str, int]:
-    values = {name: value.value for name, value in metadata.items() if name.startswith(PREFIX)}
-    return {name: value for name, value in values.items() if isinstance(value, int)}
+    return None if left is None else counts_of(left)
 
 
 def _events(

@@ -37,8 +37,7 @@ from sqs_lease.dagster._internals import (
     run_events,
 )
 from sqs_lease.dagster.metadata import LeaseNumbers, observe_outcome
-from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import SqsQueueResource, access_to, block_of, check_queue_resource
 from sqs_lease.dagster.retries import Repetition, failure_rule, repetition
 from sqs_lease.dagster.run_batch.batch_of_run import (
     BATCH_TAG,
@@ -57,7 +56,6 @@ from sqs_lease.dagster.run_batch.folder import (
     run_batch_path,
 )
 from sqs_lease.dagster.run_batch.rules import StepEnds, units
-from sqs_lease.dagster.step_lease import block_of
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
 from sqs_lease.keeper.session import SettlementError
 
@@ -109,8 +107,8 @@ def sqs_lease_executor(
     Then a message is deleted if every step succeeded (or was skipped by design) and no step failed it. A message that a
     step failed, by its id or by failing for good, is settled by ``on_failure``. A message that was not processed, and
     is not at fault, is visible again at once: when the run is terminated, when a step failed other messages by
-    ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch. If the run
-    worker is killed, the messages are visible again when their last extension ends.
+    ``MessageFailed`` and the steps behind it did not run, and when no step began to work on the batch, which fails the
+    run. If the run worker is killed, the messages are visible again when their last extension ends.
 
     While run retries remain (``dagster/max_retries``), ``on_failure`` is applied only to messages that a step failed by
     ``batch.fail``. The others are passed on to the run that repeats this one, which may leave out the steps that
@@ -221,6 +219,7 @@ class LeaseExecutor(dg.Executor):
         Raises:
             ResumedRunError: The run leaves out a part of its job, which would never see the messages.
             BatchFolderError: The messages cannot be stored for the steps, or the steps' reports cannot be read.
+            RuntimeError: All steps succeeded, and no step leased the messages.
             sqs_lease.sqs.errors.SqsError: The queue cannot be used; the text names it and says what to do.
         """
         run, instance = plan_context.dagster_run, plan_context.instance
@@ -280,12 +279,18 @@ class LeaseExecutor(dg.Executor):
                         error.add_note(f"Before that, the executor of the steps failed: {type(ended_by).__name__}")
                     raise
                 ended_by = error
-            steps = ends.ends().keys() & _names(folder)
+            pieces = _names(folder)
         numbers = LeaseNumbers.of(batch)
-        observe_outcome(instance, run, steps, numbers, queue.attributes)
+        observe_outcome(instance, run, ends.ends().keys() & pieces, numbers, queue.attributes)
         yield from executor_events(plan_context, numbers.summary(), numbers.metadata())
         if ended_by is not None:
             raise ended_by
+        if len(batch) and not (pieces or ends.is_interrupted or ends.has_failures()):
+            # If it succeeded, a sensor would start a run for the same messages again, for ever.
+            raise RuntimeError(
+                f"No step of run {run.run_id} leased its {len(batch)} messages of {batch.queue_url}, so they are given "
+                "back: call lease(context) of a resource with this queue in each step that works on them"
+            )
 
 
 def _refuse_to_go_on(instance: dg.DagsterInstance, run: dg.DagsterRun, queue: str) -> None:
@@ -372,12 +377,6 @@ def _settle(
     """
     ids = [message.message_id for message in batch]
     pieces = folder.pieces()
-    if ids and not pieces:
-        plan_context.log.warning(
-            "No step of run %s leased its %d messages of the queue: they are given back",
-            plan_context.dagster_run.run_id,
-            len(ids),
-        )
     tally = Tally()
     for unit in units(ids, ends.ends(), pieces, is_whole=is_whole, is_repeated=repeated is not Repetition.NO):
         tally.take(unit)

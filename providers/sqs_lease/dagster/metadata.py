@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -20,25 +20,11 @@ from sqs_lease.sqs.transport import QueueAttributes
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = "sqs/"
-RECEIVED: Final = f"{PREFIX}received"
-DELETED: Final = f"{PREFIX}deleted"
-FAILED: Final = f"{PREFIX}failed"
-"""Failed messages: given back, dead-lettered or left to expire."""
 
-UNSETTLED: Final = f"{PREFIX}unsettled"
-UNSAFE: Final = (f"{PREFIX}lost", f"{PREFIX}late", UNSETTLED)
+UNSAFE: Final = ("lost", "late", "unsettled")
 """Counts that should be 0: others may have worked on those messages too, or will."""
 
-ENDS: Final = (
-    DELETED,
-    f"{PREFIX}released",
-    f"{PREFIX}dead_lettered",
-    f"{PREFIX}expired",
-    f"{PREFIX}lost",
-    f"{PREFIX}late",
-    f"{PREFIX}uncertain",
-    UNSETTLED,
-)
+ENDS: Final = ("deleted", "released", "dead_lettered", "expired", "lost", "late", "uncertain", "unsettled")
 """Counts of messages by outcome."""
 
 HELD: Final = f"{PREFIX}held"
@@ -61,7 +47,8 @@ class LeaseNumbers:
     """The numbers of one lease, or of several leases of one step together.
 
     Attributes:
-        counts: Counts of messages, extensions and calls, by name.
+        counts: Counts of messages, extensions and calls, by name; ``failed`` messages are those that were given back,
+            dead-lettered or left to expire.
         sent_at: When the oldest message was sent; None if that is not known.
         queue_urls: The queues, each once.
     """
@@ -151,6 +138,12 @@ def _oldest(messages: Iterable[Message]) -> datetime | None:
     return min((message.sent_at for message in messages if message.sent_at is not None), default=None)
 
 
+def counts_of(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Return the counts among an event's metadata, by name."""
+    values = {name.removeprefix(PREFIX): value.value for name, value in metadata.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
 def lease_metadata(batch: LeasedBatch) -> dict[str, dg.MetadataValue]:
     """Describe the outcome of a batch.
 
@@ -177,14 +170,19 @@ def observe_outcome(
     numbers: LeaseNumbers,
     attributes: Callable[[], QueueAttributes],
 ) -> None:
-    """Add the outcome of messages, and the rest of the queue, to the assets that some steps of a run materialized."""
-    assets = materialized_by(instance, run, steps)
-    if not assets:
-        return
-    left: QueueAttributes | None = None
+    """Add the outcome of messages, and the rest of the queue, to the assets that some steps of a run materialized.
+
+    The messages are settled, so the work does not fail if they cannot be counted: that is logged.
+    """
     try:
-        left = attributes()
-    except SqsError as error:
-        # The messages are settled; the work must not fail because the rest of the queue cannot be counted.
-        logger.warning("The messages left in the queue cannot be counted: %s", error)
-    observe(instance, run, assets, numbers.metadata(left))
+        assets = materialized_by(instance, run, steps)
+        if not assets:
+            return
+        left: QueueAttributes | None = None
+        try:
+            left = attributes()
+        except SqsError as error:
+            logger.warning("The messages left in the queue cannot be counted: %s", error)
+        observe(instance, run, assets, numbers.metadata(left))
+    except Exception:
+        logger.exception("The assets of run %s have no numbers of its leases", run.run_id)

@@ -1,27 +1,49 @@
-"""A queue as a Dagster resource: the access to it, and leases of its messages in ops and assets."""
+"""A queue as a Dagster resource: the access to it, and leases of its messages in ops and assets.
+
+:meth:`SqsQueueResource.lease` gives a :class:`QueueLease`, the context manager that a user enters. Where the executor
+holds the messages of the run, its block joins that batch (``run_batch/leased_batch.py``). Outside of a step, it is the
+block of a plain lease. In all other cases it is a :class:`StepLease <sqs_lease.dagster.step_lease.StepLease>`, which
+receives, or takes up the batch of a router (``run_batch/batch_of_run.py``), and ends with its step.
+
+The last part makes errors about the access to a queue helpful: they name the setting of the resource, and its place.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dagster as dg
 from pydantic import Field
 
-from sqs_lease.blocking import LeasedBatch, queue_attributes
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block, queue_attributes
 from sqs_lease.core.durations import Duration
 from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import OnFailure
-from sqs_lease.dagster._internals import Context
-from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster._internals import Context, step_key
 from sqs_lease.dagster.retries import failure_rule
-from sqs_lease.dagster.step_lease import QueueLease
+from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run
+from sqs_lease.dagster.run_batch.leased_batch import joined
+from sqs_lease.dagster.step_lease import Attempt, RecordingBatch, StepLease
+from sqs_lease.keeper.open_queue import without_dead_letter_queue
 from sqs_lease.keeper.options import DEFAULT_LINGER_SECONDS, DEFAULT_MAX_MESSAGES, DEFAULT_WAIT_SECONDS, LeaseOptions
+from sqs_lease.keeper.session import LeaseSettings
 from sqs_lease.sqs import client as boto3_client
 from sqs_lease.sqs.client import AwsAccess
+from sqs_lease.sqs.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    SqsError,
+    WrongRegionError,
+)
 from sqs_lease.sqs.transport import QueueAttributes
 from sqs_lease.sqs.validation import queue_reference
 
@@ -197,7 +219,7 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         - ``ValueError`` if ``on_failure`` may dead-letter, and the queue has no redrive policy;
         - ``RuntimeError`` if the step has 100 open leases, or has ended while a thread of it went on.
         """
-        arguments = {
+        arguments: dict[str, Any] = {
             "max_messages": max_messages,
             "wait": wait,
             "linger": linger,
@@ -208,15 +230,106 @@ class SqsQueueResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         _check_context(context)
         self._refuse_no_queue()
         queue_reference(self.queue)
-        options = LeaseOptions.of(
-            max_messages=max_messages,
-            wait=wait,
-            linger=linger,
-            policy=policy,
-            visibility=visibility,
-            on_failure=failure_rule(on_failure),
-        )
+        options = LeaseOptions.of(**{**arguments, "on_failure": failure_rule(on_failure)})
         return QueueLease(self, context, options, _given(arguments))
+
+
+_ABOUT_RECEIVE: Final = ("max_messages", "wait", "linger")
+"""Arguments of a lease that do not apply to a batch that was received before."""
+
+
+class QueueLease(AbstractContextManager[LeasedBatch]):
+    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
+
+    Args:
+        resource: The queue.
+        context: The context of the op or asset.
+        options: The options of the lease.
+        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
+
+    Raises:
+        BatchFolderError: See :func:`batch_of_run <sqs_lease.dagster.run_batch.batch_of_run.batch_of_run>`.
+    """
+
+    def __init__(
+        self, resource: SqsQueueResource, context: Context, options: LeaseOptions, given: Sequence[str]
+    ) -> None:
+        self._resource = resource
+        self._context = context
+        self._options = options
+        self._given = given
+        key = step_key(context)
+        self._found = batch_of_run(context, key, resource.queue)
+        self._attempt = None if key is None else Attempt.of(context, key)
+        self._entered: AbstractContextManager[LeasedBatch] | None = None
+
+    def __enter__(self) -> LeasedBatch:
+        if self._entered is not None:
+            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
+        if self._attempt is not None:
+            self._attempt.entered()
+        with access_to(self._resource):
+            self._entered = self._opened()
+            return self._entered.__enter__()
+
+    def _opened(self) -> AbstractContextManager[LeasedBatch]:
+        if isinstance(self._found, HeldBatch):
+            return joined(self._context, self._found, self._attempt, self._given)
+        if self._attempt is None:
+            return block_of(self._resource, self._options)
+        about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
+        if self._found is not None and about_receive:
+            given = ", ".join(about_receive)
+            self._context.log.info("A router received the batch of this run: %s of this lease do not apply", given)
+        routed = None if self._found is None else self._attempt.still_left(self._found)
+        block = block_of(self._resource, self._options, passed_on=routed, batch=RecordingBatch)
+        return StepLease(self._attempt, block, routed, self._resource.attributes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
+
+    def __iter__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __len__(self) -> NoReturn:
+        raise self._without_with()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._without_with()
+
+    def _without_with(self) -> TypeError:
+        return TypeError(
+            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
+            "the batch: `with queue.lease(context) as batch:`"
+        )
+
+
+def block_of(
+    resource: SqsQueueResource,
+    options: LeaseOptions,
+    *,
+    passed_on: RoutedBatch | None = None,
+    batch: type[OwnLeasedBatch] | None = None,
+) -> LeaseBlock:
+    """Return the block of a lease: it receives, or takes up a batch that was passed on.
+
+    Raises:
+        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
+        BatchFolderError: The batch is gone, or the run came too late.
+        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
+    """
+    client = resource.client()
+    adopts = None
+    if passed_on is not None:
+        # The lease would refuse it, too, but a batch that was taken up by then would be away until its leases end.
+        if options.on_failure.may_dead_letter and resource.attributes().dead_letter_arn is None:
+            raise ValueError(without_dead_letter_queue(resource.queue))
+        adopts = passed_on.take_up()
+    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
 
 
 def check_queue_resource(queue: object, owner: str) -> None:
@@ -245,3 +358,72 @@ def _given(arguments: Mapping[str, object]) -> list[str]:
     """Return the names of arguments of :meth:`SqsQueueResource.lease` that differ from the defaults."""
     parameters = inspect.signature(SqsQueueResource.lease).parameters
     return [name for name, value in arguments.items() if value != parameters[name].default]
+
+
+# Errors about the access to a queue, with a remedy in Dagster's words: the setting of the resource, and its place
+
+
+_PROCESS: Final = "the process that Dagster works in (the code server for sensors, run workers and steps for all else)"
+
+_NO_CREDENTIALS: Final = (
+    "Set profile_name of {resource}, or give a role or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to {process}."
+)
+
+_INSTEAD: Final = {
+    "WrongRegion": "Set region_name of {resource} to the region of the queue, or leave it out: where {process} has no "
+    "region, it is that of the ARN or the URL.",
+    "NoRegionError": "Set region_name of {resource}, or AWS_DEFAULT_REGION in {process}, or name the queue by its ARN "
+    "or its URL at AWS.",
+    "ProfileNotFound": "Correct profile_name of {resource}, or AWS_PROFILE in {process}, or add the profile to the AWS "
+    "configuration file there.",
+    "LoginError": _NO_CREDENTIALS,
+    "NoAuthTokenError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
+}
+"""Remedies in place of the general ones, by the error's code."""
+
+_ABOUT_ACCESS: Final = (
+    AccessDeniedError,
+    ConfigurationError,
+    CredentialsError,
+    EndpointError,
+    EndpointUnreachableError,
+    QueueNotFoundError,
+    WrongRegionError,
+)
+
+_REACHED_BY: Final = (
+    "The queue is reached by queue, region_name, endpoint_url, profile_name and role_arn of {resource}, and by the AWS "
+    "settings of {process} where those are not set."
+)
+_WHERE: Final = (
+    "Settings of the resource are given in Definitions(resources=...) or under queue in a component's YAML, as values "
+    "or as EnvVar; with configure_at_launch() in the run config."
+)
+
+
+def in_words_of_dagster(error: SqsError, resource: str) -> SqsError:
+    """Return an error about the access to a queue with the remedy in Dagster's words; others as they are."""
+    if not isinstance(error, _ABOUT_ACCESS) or error.remedy.endswith(_WHERE):
+        return error
+    words = {"resource": resource, "process": _PROCESS}
+    if (instead := _INSTEAD.get(error.code)) is not None:
+        remedy = instead.format(**words)
+    else:
+        remedy = f"{error.remedy} {_REACHED_BY.format(**words)}".lstrip()
+    return error.with_remedy(f"{remedy} {_WHERE}")
+
+
+@contextmanager
+def access_to(resource: object) -> Iterator[None]:
+    """Raise the errors of a block about the access to a queue with the remedy in Dagster's words."""
+    try:
+        yield
+    except SqsError as error:
+        told = in_words_of_dagster(error, type(resource).__name__)
+        if told is error:
+            raise
+        # The cause is the client's error; the general error would only repeat the text.
+        raise told from error.__cause__

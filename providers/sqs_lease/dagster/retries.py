@@ -1,4 +1,4 @@
-"""A forecast whether Dagster tries failed work again, and the rule for failed messages until then.
+"""A forecast whether Dagster tries failed work again, and the rules for failed messages.
 
 Dagster repeats a step by ``RetryPolicy`` or ``RetryRequested``; it says so itself, by the event ``STEP_UP_FOR_RETRY``.
 It repeats a *run* by run retries. The daemon decides on these after the run has failed, in another process. When a step
@@ -21,10 +21,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from random import Random
-from threading import Event
 from typing import Final
 
 import dagster as dg
@@ -101,32 +100,6 @@ def exception_of_work(error: BaseException) -> BaseException:
     A ``RetryPolicy`` also makes a ``RetryRequested`` of the last attempt's exception.
     """
     return error.__cause__ if isinstance(error, dg.RetryRequested) and error.__cause__ is not None else error
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseWhileRetrying(FailureRule):
-    """A failure rule that is replaced by a plain release once it is known that the work is tried again.
-
-    Attributes:
-        last: The rule for messages in the last attempt, and for those that were failed one by one in any attempt.
-        is_tried_again: Set when the work is tried again.
-    """
-
-    last: FailureRule
-    is_tried_again: Event = field(default_factory=Event)
-
-    def settlement(self, *, receive_count: int, reason: str, random: Random) -> Settlement:
-        """Settle by the rule of the last attempt."""
-        return self.last.settlement(receive_count=receive_count, reason=reason, random=random)
-
-    @property
-    def may_dead_letter(self) -> bool:
-        """Whether the rule of the last attempt may."""
-        return self.last.may_dead_letter
-
-    def matching(self, errors: Sequence[str]) -> FailureRule:
-        """Return a plain release if the work is tried again; else the rule for the exception."""
-        return ReleaseRule(delay=0) if self.is_tried_again.is_set() else self.last.matching(errors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ know whether it lives. Here SQS keeps the lock: the lease itself. The cost of ea
 | the code location is reloaded | unaffected: processes have no state |
 | the run never starts, or starts after ``handoff_timeout`` | visible after ``handoff_timeout`` |
 | a run comes too late | it fails with an error that says so; the router starts another run |
+| a run succeeds without leasing them | visible after ``handoff_timeout``; the next evaluation fails with that error |
 
 **Once.** The run key is the id of the batch, so that Dagster starts one run for it, however often it is requested. A
 message that is received again is in another batch, with a run of its own.
@@ -30,11 +31,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -70,8 +71,11 @@ from sqs_lease.dagster.dispatch import (
     unreadable_since,
     write_run,
 )
-from sqs_lease.dagster.queue_access import access_to
-from sqs_lease.dagster.resource import SqsQueueResource, check_queue_resource
+from sqs_lease.dagster.resource import (
+    SqsQueueResource,
+    access_to,
+    check_queue_resource,
+)
 from sqs_lease.dagster.retries import failure_rule
 from sqs_lease.dagster.run_batch.batch_of_run import (
     HANDOFF_SECONDS,
@@ -83,10 +87,10 @@ from sqs_lease.dagster.run_batch.batch_of_run import (
     write_leases,
 )
 from sqs_lease.dagster.run_batch.folder import (
-    LEFT_OVER_AFTER_SECONDS,
     BatchFolder,
+    batches,
     check_workspace,
-    listed,
+    remove_left_over,
 )
 from sqs_lease.keeper.batch import Batch
 from sqs_lease.keeper.keeper import Keeper
@@ -110,7 +114,9 @@ TICK_SECONDS: Final = 50.0
 ROUTER_TAG: Final = "sqs_lease/router"
 """The tag of a router's runs: the name of the router and of its code location."""
 
-_BATCH_ID: Final = re.compile("[0-9a-f]{32}")
+_RECENT_RUNS: Final = 100
+"""How many of its runs an evaluation looks at; far more than end between two of them."""
+
 _UNFINISHED: Final = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -121,7 +127,10 @@ _UNFINISHED: Final = (
 
 
 class RouterError(RuntimeError):
-    """Error for messages without a run, when no run was requested at all; the text has the queue and the reason."""
+    """Error of an evaluation that requests no run; the text has the queue or the workspace, and the reason.
+
+    Messages fit no run, a run did not lease its messages, or the workspace cannot be used.
+    """
 
 
 @preview("It was tried on one machine, with a few runs at once: see docs/dagster-runs.md.")
@@ -266,7 +275,8 @@ class _Router:
             return self._tried_out(queue)
         dispatcher = Dispatcher(made, self.dispatch, context)
         dispatcher.check()
-        waiting = self._waiting(dispatcher, queue.queue)
+        with self._workspace():
+            waiting = self._waiting(dispatcher, queue.queue)
         under_way = self._count_under_way(context)
         if waiting or under_way >= self.max_batches:
             reason = f"{under_way} of its runs are queued or under way"
@@ -316,24 +326,56 @@ class _Router:
             )
         )
 
+    @contextmanager
+    def _workspace(self) -> Iterator[None]:
+        """Name the workspace in the errors of its files.
+
+        Raises:
+            RouterError: A file or directory in it cannot be read or written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise RouterError(
+                f"router {self.name} cannot use {self.uri} ({type(error).__name__}: {error}): its workspace must be a "
+                "directory that the code server and all runs share, and may write to"
+            ) from error
+
     # Batches of earlier evaluations
 
     def _count_under_way(self, context: dg.SensorEvaluationContext) -> int:
         filters = dg.RunsFilter(tags={ROUTER_TAG: name_of_sensor(self.name, context)}, statuses=list(_UNFINISHED))
         return len(context.instance.get_run_records(filters, limit=self.max_batches))
 
+    def _newest_succeeded(self, context: dg.SensorEvaluationContext) -> dict[str, str]:
+        """Return the newest of its runs that succeeded: their ids by the directories of their batches."""
+        tags = {ROUTER_TAG: name_of_sensor(self.name, context)}
+        filters = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.SUCCESS])
+        records = context.instance.get_run_records(filters, limit=_RECENT_RUNS)
+        runs = [record.dagster_run for record in records]
+        return {run.tags[ROUTED_TAG]: run.run_id for run in runs if ROUTED_TAG in run.tags}
+
     def _waiting(self, dispatcher: Dispatcher, queue: str) -> list[_Request]:
-        """Return the batches of the queue that were written and have no run yet; remove old ones."""
+        """Return the batches of the queue that were written and have no run yet; remove old ones.
+
+        Raises:
+            RouterError: A run succeeded without its messages. It is raised once for the run: the batch is removed.
+        """
+        remove_left_over(self.uri)
         waiting: list[_Request] = []
-        for path in listed(Path(self.uri)):
-            if not _BATCH_ID.fullmatch(path.name):
-                continue
-            folder = BatchFolder(path)
+        succeeded = self._newest_succeeded(dispatcher.context)
+        for folder in batches(self.uri):
             written = read_written(folder)
             destination = None if written is None else read_run(folder)
+            if written is not None and (run_id := succeeded.get(str(folder))) is not None:
+                # Otherwise each batch would come back after handoff_timeout, and go to such a run again, for ever.
+                folder.remove()
+                raise RouterError(
+                    f"router {self.name}: run {run_id} succeeded, and did not lease its messages of {queue}, which are "
+                    "visible again when their leases end. Call lease(context) of a resource with this queue in one "
+                    "of its steps, or give its job sqs_lease_executor with this queue"
+                )
             if written is None or destination is None or is_over(written):
-                if _age_seconds(path) > max(LEFT_OVER_AFTER_SECONDS, self.handoff_seconds):
-                    folder.remove()
                 continue
             if dispatcher.why_not(destination) or _has_run(dispatcher.context.instance, folder):
                 # If such a run is no longer possible, the messages come back by themselves.
@@ -393,15 +435,17 @@ class _Router:
         divisions, behind = divided(chosen, is_fifo=held.queue_url.endswith(FIFO_SUFFIX))
         parts = [(BatchFolder(f"{self.uri}/{uuid4().hex}"), part) for part in divisions]
         try:
-            for folder, part in parts:
-                await asyncio.to_thread(_write_messages, folder, part, held.queue_url)
+            with self._workspace():
+                for folder, part in parts:
+                    await asyncio.to_thread(_write_messages, folder, part, held.queue_url)
             ends = await held.settle({**settled, **{message.receipt: Release() for message in behind}})
             refused = [end.detail for end in ends.values() if end.outcome is Outcome.FAILED]
             if refused:
                 failures.append(f"{len(refused)} messages could not be settled: {'; '.join(dict.fromkeys(refused))}")
             written = await held.pass_on(self.handoff_seconds)
             try:
-                await asyncio.to_thread(_write_leases, parts, written)
+                with self._workspace():
+                    await asyncio.to_thread(_write_leases, parts, written)
             except BaseException:
                 # The runs will not be requested, so the router still holds the messages.
                 again = keeper.open_batch(held.queue_url, policy=self.options.policy)
@@ -410,7 +454,7 @@ class _Router:
                 raise
         except BaseException:
             for folder, _ in parts:
-                await asyncio.to_thread(folder.remove)
+                await asyncio.to_thread(folder.discard)
             raise
         return _Received([_Request(folder, part.destination) for folder, part in parts], failures)
 
@@ -468,10 +512,6 @@ def _write_leases(parts: Sequence[tuple[BatchFolder, Part]], written: WrittenBat
 
 def _has_run(instance: dg.DagsterInstance, folder: BatchFolder) -> bool:
     return bool(instance.get_run_records(dg.RunsFilter(tags={ROUTED_TAG: str(folder)}), limit=1))
-
-
-def _age_seconds(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
 
 
 def _is_in_memory(queue: SqsQueueResource) -> bool:

@@ -1,22 +1,22 @@
-"""The ingestion of a batch into a table by Spark, in a process of its own that reports through Dagster Pipes.
+"""The ingestion of a batch into a table by Spark, in a process of its own.
 
 The job is ``python -m sqs_lease.spark.job``; this module does not import Spark, which may be in another environment or
-on a cluster. :func:`ingest_with_spark` starts it beside the step. If a Pipes client starts it elsewhere (EMR,
-Databricks), use the parts one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result` and
-:func:`settle_ingestion`. The asset's metadata has Dagster's own keys for a table: storage, name, columns.
+on a cluster. :func:`ingest_with_spark` starts it beside the step, and follows its output. If a Pipes client starts it
+elsewhere (EMR, Databricks), use the parts one by one: :func:`stored_batch`, ``job_arguments``, :func:`reported_result`
+and :func:`settle_ingestion`. The asset's metadata has Dagster's own keys for a table: storage, name, columns.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -26,11 +26,13 @@ from upath import UPath
 from sqs_lease.batch_files.manifest_extra import require_manifests
 from sqs_lease.batch_files.manifests import temporary_manifest
 from sqs_lease.blocking import LeasedBatch
-from sqs_lease.dagster._internals import Context, add_metadata, has_read_all, pipes_context_data
+from sqs_lease.dagster._internals import Context, add_metadata
 from sqs_lease.ingestion.job import JobError, JobProcess, job_arguments, job_command, job_environment, read_result
 from sqs_lease.ingestion.lost_watch import ending_when_lost
 from sqs_lease.ingestion.result import ResultError, StoredResult
 from sqs_lease.ingestion.spec import IngestionSpec
+
+logger = logging.getLogger(__name__)
 
 STORAGE_KIND: Final = "dagster/storage_kind"
 TABLE_NAME: Final = "dagster/table_name"
@@ -111,8 +113,8 @@ PREFIX: Final = "ingestion/"
 END_SECONDS: Final = 25.0
 """How long a job that is told to end may take; it gives up waiting for Spark after twenty seconds itself."""
 
-_LAST_MESSAGE_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.02
+_LEVELS: Final = ("INFO", "WARNING", "ERROR", "CRITICAL")
+"""The first words of the lines of the job's own log."""
 
 _NOTHING: Final = StoredResult(
     batch_id="",
@@ -170,7 +172,7 @@ def ingest_with_spark(
         spec: Source, sink and workspace, see ``sqs_lease/ingestion/spec.py``. It holds no secrets.
         spark: Where Spark runs: ``local[2]`` (the default: in the job's process, with that many cores), another master
             (``spark://host:7077``), or a Connect server (``sc://host:15002``).
-        python: The Python of an environment with ``sqs-lease[spark]`` and ``dagster-pipes``; by default this one.
+        python: The Python of an environment with ``sqs-lease[spark]``; by default this one.
         environment: Further environment variables of the job, for ``{"env": "NAME"}`` in the spec. It has those of this
             process, apart from Dagster's own.
 
@@ -308,51 +310,39 @@ def _run(
     python: str,
     environment: Mapping[str, str],
 ) -> StoredResult:
-    reader = dg.PipesTempFileMessageReader()
-    handler = dg.PipesMessageHandler(context, reader)
-    known = pipes_context_data(context.op_execution_context.run_id)
     with tempfile.TemporaryDirectory(prefix="sqs-lease-") as temporary:
         manifest, result = Path(temporary) / "messages.parquet", Path(temporary) / "result.json"
+        run_id = context.op_execution_context.run_id
         with (
-            temporary_manifest(
-                manifest, list(batch), batch_id=context.op_execution_context.run_id, queue_url=batch.queue_url
-            ),
-            # Not open_pipes_session: its user has to return the job's materializations, and this job has only numbers.
-            dg.PipesTempFileContextInjector().inject_context(known) as injected,
-            handler.handle_messages() as read,
-        ):
-            session = dg.PipesSession(known, handler, injected, read, context)
-            with JobProcess(
+            temporary_manifest(manifest, list(batch), batch_id=run_id, queue_url=batch.queue_url),
+            JobProcess(
                 job_command(python, spark, job_arguments(spec, [str(manifest)], str(result))),
-                {
-                    **job_environment(os.environ, leave_out="DAGSTER"),
-                    **environment,
-                    **session.get_bootstrap_env_vars(),
-                },
+                {**job_environment(os.environ, leave_out="DAGSTER"), **environment},
                 grace_seconds=END_SECONDS,
-            ) as job:
-                context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
-                with ending_when_lost(lambda: batch.report().held > 0, job.end) as lost:
-                    try:
-                        job.follow(_write)
-                    except JobError as error:
-                        if lost.is_set():
-                            raise JobError(_lost(batch)) from error
-                        raise
-            _wait_for_the_end(handler)
-        # Read from the file, because the reader of Pipes can miss the last lines.
+            ) as job,
+        ):
+            context.log.info("Ingesting %d messages on %s by process %d", len(batch), spark, job.pid)
+            with ending_when_lost(lambda: batch.report().held > 0, job.end) as lost:
+                try:
+                    job.follow(partial(_hand_on, context))
+                except JobError as error:
+                    if lost.is_set():
+                        raise JobError(_lost(batch)) from error
+                    raise
         return read_result(result)
 
 
-def _wait_for_the_end(handler: dg.PipesMessageHandler) -> None:
-    """Wait until all reports of the job were read: Pipes would stop reading at once, before the last of them."""
-    pause, ends_at = Event(), time.monotonic() + _LAST_MESSAGE_SECONDS
-    while not has_read_all(handler) and time.monotonic() < ends_at:
-        pause.wait(_LOOK_SECONDS)
-
-
-def _write(line: str) -> None:
-    # Dagster keeps the output of steps. The job's reports go to the run's log instead.
+def _hand_on(context: dg.AssetExecutionContext | dg.OpExecutionContext, line: str) -> None:
+    """Write a line of the job's own log to the run's log, and any other one to the output, which Dagster keeps too."""
+    level, _, text = line.partition(" ")
+    if level in _LEVELS:
+        try:
+            context.log.log(level, "%s", text)
+        except Exception:
+            # Each of these lines is an event in Dagster's database. If that is away for a while, the job goes on.
+            logger.exception("A line of the job's log is in the output only")
+        else:
+            return
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,15 +1,11 @@
-"""A lease in a step of Dagster, from ``with queue.lease(context) as batch:`` to the deletion of its messages.
-
-:class:`QueueLease` is the context manager that a user enters. Where the executor holds the messages of the run, its
-block joins that batch (``run_batch/leased_batch.py``). Outside of a step, it is the block of a plain lease. In all
-other cases it is a :class:`StepLease`: it receives, or takes up the batch of a router (``run_batch/batch_of_run.py``).
+"""A lease in a step of Dagster, from the beginning of its block to the deletion of its messages.
 
 **A lease in a step ends with its step**, not with its block. Dagster stores the return value of an op or asset after
 its function has ended, so a lease that ended with its block would delete messages before their value is stored. A
 :class:`StepLease` goes on after its block, until Dagster reports the end of the step to the listeners in the step's own
 process. :class:`Attempt` is such a listener, and settles all leases of one attempt at the step:
 
-| the step's last event | messages that a block failed by an exception | messages of blocks that ended well |
+| the step's last event | messages that a block failed by an exception | other messages |
 | --- | --- | --- |
 | STEP_SUCCESS | by the failure rule | deleted: the IO managers have stored the values by then |
 | STEP_UP_FOR_RETRY | visible again at once | visible again at once |
@@ -39,44 +35,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 import dagster as dg
 
-from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch, lease_block
-from sqs_lease.core.failure_rules import Settlement
-from sqs_lease.core.messages import Receipt
+from sqs_lease.blocking import LeaseBlock, LeasedBatch, OwnLeasedBatch
+from sqs_lease.core.failure_rules import (
+    Release,
+    Settlement,
+    exception_names,
+    failed_by_exception,
+    named_message_ids,
+)
+from sqs_lease.core.messages import Message, Receipt
 from sqs_lease.dagster._internals import (
     Context,
     add_metadata,
+    error_names,
     listening,
     report_event,
     step_exception,
-    step_key,
     warn_in_log,
 )
 from sqs_lease.dagster.metadata import HELD, LeaseNumbers, observe_outcome
-from sqs_lease.dagster.queue_access import access_to
 from sqs_lease.dagster.retries import (
-    ReleaseWhileRetrying,
     Repetition,
     exception_of_work,
     repetition,
 )
-from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch, RoutedBatch, batch_of_run, pass_on
+from sqs_lease.dagster.run_batch.batch_of_run import RoutedBatch, pass_on
 from sqs_lease.dagster.run_batch.folder import BatchFolderError
-from sqs_lease.dagster.run_batch.leased_batch import RunBatch, joined
-from sqs_lease.keeper.open_queue import without_dead_letter_queue
-from sqs_lease.keeper.options import LeaseOptions
-from sqs_lease.keeper.session import LeaseSettings, Messages, SettlementError, ended
+from sqs_lease.dagster.run_batch.leased_batch import RunBatch
+from sqs_lease.keeper.session import Messages, SettlementError, ended
 from sqs_lease.sqs.transport import QueueAttributes
-
-if TYPE_CHECKING:
-    from sqs_lease.dagster.resource import SqsQueueResource
 
 logger = logging.getLogger(__name__)
 
@@ -84,135 +79,27 @@ MOST_OPEN: Final = 100
 """The number of leases of a step that may be open at once; each has a thread and a client."""
 
 
-_ABOUT_RECEIVE: Final = ("max_messages", "wait", "linger")
-"""Arguments of a lease that do not apply to a batch that was received before."""
-
-
-class QueueLease(AbstractContextManager[LeasedBatch]):
-    """The result of :meth:`SqsQueueResource.lease`: for one ``with`` statement, which gives the batch.
-
-    Args:
-        resource: The queue.
-        context: The context of the op or asset.
-        options: The options of the lease.
-        given: The arguments that differ from the defaults, for the log of a lease that does not receive.
-
-    Raises:
-        BatchFolderError: See :func:`batch_of_run <sqs_lease.dagster.run_batch.batch_of_run.batch_of_run>`.
-    """
-
-    def __init__(
-        self, resource: SqsQueueResource, context: Context, options: LeaseOptions, given: Sequence[str]
-    ) -> None:
-        self._resource = resource
-        self._context = context
-        self._options = options
-        self._given = given
-        key = step_key(context)
-        self._found = batch_of_run(context, key, resource.queue)
-        self._attempt = None if key is None else Attempt.of(context, key)
-        self._entered: AbstractContextManager[LeasedBatch] | None = None
-
-    def __enter__(self) -> LeasedBatch:
-        if self._entered is not None:
-            raise RuntimeError(f"This lease of {self._resource.queue} was used already: call lease() for each block")
-        if self._attempt is not None:
-            self._attempt.entered()
-        with access_to(self._resource):
-            self._entered = self._opened()
-            return self._entered.__enter__()
-
-    def _opened(self) -> AbstractContextManager[LeasedBatch]:
-        if isinstance(self._found, HeldBatch):
-            return self._joined(self._found)
-        if self._attempt is None:
-            return block_of(self._resource, self._options)
-        about_receive = [name for name in self._given if name in _ABOUT_RECEIVE]
-        if self._found is not None and about_receive:
-            given = ", ".join(about_receive)
-            self._context.log.info("A router received the batch of this run: %s of this lease do not apply", given)
-        return StepLease(self._resource, self._options, self._attempt, self._found)
-
-    @contextmanager
-    def _joined(self, held: HeldBatch) -> Iterator[LeasedBatch]:
-        log = self._context.log
-        beginning = nullcontext() if self._attempt is None else self._attempt.beginning
-        with joined(self._context, held, beginning) as batch:
-            if self._attempt is not None:
-                self._attempt.joined = batch
-            log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
-            if self._given:
-                given = ", ".join(self._given)
-                log.info("The run's executor holds this batch: %s of this lease do not apply", given)
-            yield batch
-        if self._attempt is not None:
-            # The outcome of the messages is known later: their holder adds it to the assets of the run.
-            self._attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return None if self._entered is None else self._entered.__exit__(kind, error, traceback)
-
-    def __iter__(self) -> NoReturn:
-        raise self._without_with()
-
-    def __len__(self) -> NoReturn:
-        raise self._without_with()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise self._without_with()
-
-    def _without_with(self) -> TypeError:
-        return TypeError(
-            f"lease(context) of {self._resource.queue} is for a with statement, which receives the messages and gives "
-            "the batch: `with queue.lease(context) as batch:`"
-        )
-
-
-def block_of(
-    resource: SqsQueueResource,
-    options: LeaseOptions,
-    *,
-    passed_on: RoutedBatch | None = None,
-    batch: type[OwnLeasedBatch] | None = None,
-) -> LeaseBlock:
-    """Return the block of a lease: it receives, or takes up a batch that was passed on.
-
-    Raises:
-        ValueError: The failure rule may dead-letter, and the queue has no redrive policy.
-        BatchFolderError: The batch is gone, or the run came too late.
-        sqs_lease.sqs.errors.SqsError: The queue cannot be used.
-    """
-    client = resource.client()
-    adopts = None
-    if passed_on is not None:
-        # The lease would refuse it, too, but a batch that was taken up by then would be away until its leases end.
-        if options.on_failure.may_dead_letter and resource.attributes().dead_letter_arn is None:
-            raise ValueError(without_dead_letter_queue(resource.queue))
-        adopts = passed_on.take_up()
-    return lease_block(LeaseSettings(queue=resource.queue, options=options, adopts=adopts), client=client, batch=batch)
-
-
 class StepLease(AbstractContextManager[LeasedBatch]):
     """One lease in a step that holds its messages itself.
 
-    Where a router received a batch for the run, the lease takes that up, and passes it on to the next attempt.
+    Args:
+        attempt: The attempt at the step.
+        block: The block of the lease, with a :class:`RecordingBatch`.
+        routed: The batch of a router that it takes up, and passes on to the next attempt.
+        attributes: Reads the queue's attributes.
     """
 
     def __init__(
-        self, resource: SqsQueueResource, options: LeaseOptions, attempt: Attempt, found: RoutedBatch | None
+        self,
+        attempt: Attempt,
+        block: LeaseBlock,
+        routed: RoutedBatch | None,
+        attributes: Callable[[], QueueAttributes],
     ) -> None:
-        self.attributes = resource.attributes
         self._attempt = attempt
-        # The lease's thread holds the rule. The rule must not refer to the lease: a lease that is dropped must be
-        # garbage collected, which gives its messages back.
-        self._rule = ReleaseWhileRetrying(options.on_failure)
-        left = None if found is None else attempt.still_left(found)
-        self.routed = None if left is None or left.is_taken else left
-        self._block = block_of(resource, replace(options, on_failure=self._rule), passed_on=left, batch=RecordingBatch)
+        self._block = block
+        self.routed = None if routed is None or routed.is_taken else routed
+        self.attributes = attributes
         self._batch: RecordingBatch | None = None
         self._raised: BaseException | None = None
         self._has_ended = False
@@ -248,7 +135,7 @@ class StepLease(AbstractContextManager[LeasedBatch]):
             self.settle(None, is_tried_again=False)
 
     def settle(self, error: BaseException | None, *, is_tried_again: bool) -> None:
-        """Settle the held messages, by the block's exception or else by the step's.
+        """Settle the held messages, by the block's exception and by the step's.
 
         Args:
             error: The exception of the step; None if it succeeded.
@@ -257,16 +144,23 @@ class StepLease(AbstractContextManager[LeasedBatch]):
         batch = self._batch
         if batch is None or not batch.is_open:
             return
-        if is_tried_again:
-            self._rule.is_tried_again.set()
-        is_interrupted = error is not None and not isinstance(error, Exception)
-        ended_by = error if is_interrupted else self._raised or error
+        ended_by = error or self._raised
+        if self._raised is not None and isinstance(error, Exception):
+            if _is_same(self._raised, error):
+                ended_by = self._raised
+            elif not is_tried_again:
+                # The step survived it and failed later, so messages that it does not name are not done either.
+                batch.fail_by(self._raised)
         is_cut_off = ended_by is None and not self._has_ended and not batch.is_decided()
         if is_cut_off:
             ended_by = GeneratorExit()
         passed_on: int | None = None
-        if is_tried_again and self.routed is not None and ended_by is not None:
-            passed_on = pass_on(self._block, self.routed.folder, ended_by)
+        if is_tried_again and ended_by is not None:
+            # The next attempt gets the messages, so on_failure is not for them.
+            if self.routed is not None:
+                passed_on = pass_on(self._block, self.routed.folder, ended_by)
+            if batch.is_open:
+                batch.release_by(ended_by)
         problems = self._block.settle(ended_by)
         numbers = LeaseNumbers.of(batch)
         text = numbers.summary()
@@ -285,7 +179,22 @@ class StepLease(AbstractContextManager[LeasedBatch]):
 
 
 class StepFailedError(Exception):
-    """Stand-in for a step's exception that Dagster does not give."""
+    """Stand-in for the exception of a step that is tried again, which Dagster does not give.
+
+    Attributes:
+        names: The bare names of its class and of its causes.
+    """
+
+    def __init__(self, step: str, names: frozenset[str]) -> None:
+        super().__init__(f"step {step} failed")
+        self.names = names
+
+
+def _is_same(raised: BaseException, error: Exception) -> bool:
+    """Whether the exception of a block is the one by which its step failed."""
+    if isinstance(error, StepFailedError):
+        return type(raised).__name__ in error.names
+    return raised is error
 
 
 _LAST_EVENTS: Final = (
@@ -299,9 +208,9 @@ class Attempt:
     """One attempt at a step: it hears the step's last event in the step's process, and settles its leases then.
 
     Attributes:
-        not_entered: How many leases were made and not entered.
         joined: The batch of the run, if the step works on that.
-        beginning: A lock for the beginning of a block over the batch of the run.
+        lock: Held while something changes here, and while a block over the batch of the run begins: threads of the step
+            may lease as well, and outlive it.
     """
 
     @classmethod
@@ -319,17 +228,15 @@ class Attempt:
         self._numbers: LeaseNumbers | None = None
         self._problems: list[Exception] = []
         self._attributes: Callable[[], QueueAttributes] | None = None
-        self.not_entered = 0
+        self._not_entered = 0
         self.joined: RunBatch | None = None
-        self.beginning = Lock()
         self._is_over = False
-        # Threads of the step may lease as well, and outlive it.
-        self._lock = Lock()
+        self.lock = Lock()
 
     def made(self) -> None:
         """Take note that a lease is made, which must be entered."""
-        with self._lock:
-            self.not_entered += 1
+        with self.lock:
+            self._not_entered += 1
 
     def entered(self) -> None:
         """Take note that a lease is entered.
@@ -337,8 +244,8 @@ class Attempt:
         Raises:
             RuntimeError: :data:`MOST_OPEN` leases are open, or the step has ended.
         """
-        with self._lock:
-            self.not_entered -= 1
+        with self.lock:
+            self._not_entered -= 1
             self._refuse_if_over()
         if len(self._leases) >= MOST_OPEN:
             raise RuntimeError(
@@ -360,7 +267,7 @@ class Attempt:
         Raises:
             RuntimeError: The step has ended while a thread of it received: the lease would never be settled.
         """
-        with self._lock:
+        with self.lock:
             self._refuse_if_over()
             self._leases.append(lease)
 
@@ -372,16 +279,17 @@ class Attempt:
 
     def worked(self, numbers: LeaseNumbers) -> None:
         """Add the numbers of a block that ended well to the materializations or outputs of the step."""
-        with self._lock:
+        with self.lock:
             self._work = numbers if self._work is None else self._work + numbers
             add_metadata(self.context, self._work.metadata())
 
     def ended(self, lease: StepLease, text: str, numbers: LeaseNumbers, problems: Sequence[Exception]) -> None:
         """Take note of a lease that has ended, and report it; the problems are the refused settlements."""
-        self._leases.remove(lease)
-        self._problems += problems
-        self._numbers = numbers if self._numbers is None else self._numbers + numbers
-        self._attributes = lease.attributes
+        with self.lock:
+            self._leases.remove(lease)
+            self._problems += problems
+            self._numbers = numbers if self._numbers is None else self._numbers + numbers
+            self._attributes = lease.attributes
         report_event(self.context, text, numbers.metadata())
 
     def see(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry) -> None:
@@ -395,24 +303,20 @@ class Attempt:
         if self._is_over or event is None or event.step_key != self._key or event.event_type not in _LAST_EVENTS:
             return
         # Later events of this step belong to a retry in the same process: that has an Attempt of its own.
-        with self._lock:
+        with self.lock:
             self._is_over = True
         if event.event_type is dg.DagsterEventType.STEP_SUCCESS:
             self._succeeded(instance)
         else:
             is_retried = event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY
-            self._failed(instance, entry, is_retried=is_retried)
+            self._failed(instance, entry, event, is_retried=is_retried)
 
     def _succeeded(self, instance: dg.DagsterInstance) -> None:
         for lease in tuple(self._leases):
             lease.settle(None, is_tried_again=False)
         if self._numbers is not None and self._attributes is not None:
-            try:
-                observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
-            except Exception:
-                # The messages are settled; the work must not fail because they cannot be counted.
-                logger.exception("The assets of step %s have no numbers of its leases", self._key)
-        if self.not_entered:
+            observe_outcome(instance, self.context.run, [self._key], self._numbers, self._attributes)
+        if self._not_entered:
             self._problems.append(
                 TypeError(
                     f"step {self._key} called lease(context) and did not enter it, so it received nothing: write "
@@ -425,7 +329,9 @@ class Attempt:
                 first.add_note(str(other))
             raise first
 
-    def _failed(self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, *, is_retried: bool) -> None:
+    def _failed(
+        self, instance: dg.DagsterInstance, entry: dg.EventLogEntry, event: dg.DagsterEvent, *, is_retried: bool
+    ) -> None:
         raised = step_exception(self.context)
         if raised is not None:
             raised = exception_of_work(raised)
@@ -435,7 +341,7 @@ class Attempt:
                 self.joined.step_failed(raised)
             except (OSError, BatchFolderError) as not_written:
                 self._problems.append(not_written)
-        error = raised or StepFailedError(f"step {self._key} failed")
+        error = raised or StepFailedError(self._key, error_names(event))
         is_tried_again = bool(self._leases) and (
             is_retried or repetition(instance, self.context.run) is not Repetition.NO
         )
@@ -493,6 +399,18 @@ class RecordingBatch(OwnLeasedBatch):
             RuntimeError: The lease has ended.
         """
         self._record(self._failing_each(reasons))
+
+    def fail_by(self, error: BaseException) -> None:
+        """Fail the messages that an exception of the work names, or all; see :meth:`fail`."""
+        self.fail(self._named_by(error), type(error).__name__, errors=exception_names(error))
+
+    def release_by(self, error: BaseException) -> None:
+        """Release the messages that an exception of the work names, or all, when the step has ended."""
+        self._session.decide(self._settlements(self._named_by(error), Release()))
+
+    def _named_by(self, error: BaseException) -> list[Message]:
+        failed = failed_by_exception(named_message_ids(error), [message.message_id for message in self])
+        return [message for message in self if message.message_id in failed]
 
     def count_failed(self) -> int:
         """Return how many messages were failed so far."""

@@ -303,7 +303,9 @@ def test_a_cleared_keeper_leaves_its_leases_for_the_handoff_timeout(world: Lease
     assert world.report()["released"] == 3
 
 
-def test_what_a_cleared_keeper_left_is_not_found_any_more_when_its_next_try_holds_it(world: LeasedMessages) -> None:
+def test_leases_that_a_cleared_keeper_left_are_not_found_any_more_when_its_next_try_holds_them(
+    world: LeasedMessages,
+) -> None:
     """Airflow deletes a task's XComs when a try begins, which may be just before the try before it is told."""
 
     async def scenario() -> None:
@@ -360,7 +362,7 @@ def test_a_trigger_that_is_stopped_while_it_writes_its_leases_down_leaves_them_t
         first = world.triggerer("first").start(trigger, RECEIVE)
         await written.wait()
         await first.cancel()
-        # What it gives back now, another consumer has when the next trigger gives it back once more.
+        # Another consumer has these messages when the next trigger gives them back once more.
         world.sqs.receive(world.url, max_messages=10, visibility_seconds=600)
         second = world.triggerer("second").start(receive_trigger("orders", world.clock), RECEIVE)
         await asyncio.sleep(SOON_SECONDS)

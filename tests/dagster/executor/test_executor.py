@@ -182,14 +182,15 @@ def test_a_step_that_is_retried_has_the_same_messages_but_for_those_that_it_fail
     assert (sorted(queue.visible), queue.dead_letters, queue.deleted) == (["a", "b"], [], 1)
 
 
-def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_log_says_why(
+def test_messages_of_a_job_that_does_not_look_at_them_come_back_and_the_run_fails_and_says_why(
     runs: Runs, queue: LeasedQueue
 ) -> None:
     queue.send("a")
     result = runs.execute(executor_jobs.careless)
-    assert result.success
+    assert not result.success
     assert (queue.visible, queue.deleted) == (["a"], 0)
-    assert any("leased its 1 messages" in told for told in runs.told(result.run_id))
+    (failed,) = (event for event in result.all_events if event.is_job_failure)
+    assert "leased its 1 messages of" in str(failed.job_failure_data.error)
 
 
 def test_messages_of_a_step_that_did_not_end_its_block_come_back_though_it_succeeded(

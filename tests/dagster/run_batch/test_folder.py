@@ -133,17 +133,20 @@ def batch(workspace: Path, name: str, age_seconds: float) -> None:
     folder = BatchFolder(workspace / name)
     folder.create(batch_id=name, queue_url="queue", messages=[Message(Receipt("m", "h"), "body")])
     written_at = time.time() - age_seconds
-    os.utime(folder.path / MESSAGES, (written_at, written_at))
+    os.utime(folder.path, (written_at, written_at))
 
 
 def test_directories_that_no_run_can_hold_any_more_are_removed_and_nothing_else(tmp_path: Path) -> None:
     old = LEFT_OVER_AFTER_SECONDS + 60
     batch(tmp_path, run_batch_id("killed"), old)
     batch(tmp_path, run_batch_id("under-way"), old - 120)
+    batch(tmp_path, 32 * "a", old)
+    batch(tmp_path, 32 * "b", old - 120)
     batch(tmp_path, "batch-of-a-sensor", old)
     (tmp_path / run_batch_id("begun")).mkdir()
-    assert remove_left_over(str(tmp_path)) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["batch-of-a-sensor", "run-begun", "run-under-way"]
+    assert remove_left_over(str(tmp_path)) == 2
+    left = {32 * "b", "batch-of-a-sensor", run_batch_id("begun"), run_batch_id("under-way")}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_a_workspace_that_is_not_there_yet_has_nothing_left_over(tmp_path: Path) -> None:
@@ -153,8 +156,9 @@ def test_a_workspace_that_is_not_there_yet_has_nothing_left_over(tmp_path: Path)
 def test_a_directory_that_cannot_be_removed_is_named_and_stops_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch(tmp_path, run_batch_id("killed"), LEFT_OVER_AFTER_SECONDS + 60)
+    batch(tmp_path, run_batch_id("killed"), 0)
     (tmp_path / run_batch_id("killed") / "directory").mkdir()
+    os.utime(tmp_path / run_batch_id("killed"), (0, 0))
     assert remove_left_over(str(tmp_path)) == 0
     assert "cannot be removed" in caplog.text
 

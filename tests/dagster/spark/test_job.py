@@ -32,24 +32,27 @@ SPEC: Mapping[str, Any] = {
     "workspace": "/data/batches",
 }
 QUEUE = SqsQueueResource(queue="orders")
-OPEN = "import dagster_pipes; pipes = dagster_pipes.open_dagster_pipes()"
-REPORT = f"pipes.report_custom_message(RESULT); pipes.close(); {LEAVE_RESULT}"
 OBJECTS = {"cleaned": 3, "left": 2, "failed": 1, "error": "s3://data/a: AccessDenied"}
+BY_PIPES = (
+    "import dagster_pipes; pipes = dagster_pipes.open_dagster_pipes(); "
+    "pipes.report_custom_message(RESULT); pipes.close()"
+)
 REJECTED = RESULT.batchItemFailures[0]["itemIdentifier"]
 
 
-def reporting(queue: LeasedQueue, program: JobProgram, script: str = "pass", *, rejected: str = "") -> None:
-    """Have the program report a result that rejects one of the queue's messages: the last, or that with a body."""
+def reporting(
+    queue: LeasedQueue, program: JobProgram, script: str = "pass", *, rejected: str = "", leaves: str = LEAVE_RESULT
+) -> None:
+    """Have the program leave a result that rejects one of the queue's messages: the last, or that with a body."""
     ids = {body: message_id for message_id, body in queue._sqs.bodies(queue.url).items()}
     message_id = ids[rejected or list(ids)[-1]]
-    program.does("\n".join([OPEN, script, f"RESULT = RESULT.replace({REJECTED!r}, {message_id!r})", REPORT]))
+    program.does("\n".join([script, f"RESULT = RESULT.replace({REJECTED!r}, {message_id!r})", leaves]))
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, a job that ends in order has the time to, and what it says is heard."""
+    """However busy the machine is, a job that ends in order has the time to."""
     monkeypatch.setattr(spark, "END_SECONDS", 60.0)
-    monkeypatch.setattr(spark, "_LAST_MESSAGE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -125,15 +128,14 @@ def test_the_job_gets_what_it_is_given_and_nothing_of_dagsters_own(
     environment = program.noted()["environment"]
     assert environment["ORDERS"] == "postgresql://host/shop"
     assert environment["PATH"] == os.environ["PATH"]
-    dagsters = {name for name in environment if name.startswith("DAGSTER")}
-    assert dagsters == {"DAGSTER_PIPES_CONTEXT", "DAGSTER_PIPES_MESSAGES"}
+    assert not [name for name in environment if name.startswith("DAGSTER")]
     assert program.noted()["argv"][-3:-1] == ["--remote", "sc://spark:15002"]
 
 
 def test_the_report_of_the_job_is_in_the_runs_log(
     orders: LeasedQueue, program: JobProgram, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    reporting(orders, program, "pipes.log.info('batch b: stage 2: 37 of 200 tasks'); print('what Java says')")
+    reporting(orders, program, "print('INFO batch b: stage 2: 37 of 200 tasks'); print('what Java says')")
     materialize(program)
     output = capfd.readouterr()
     assert "batch b: stage 2: 37 of 200 tasks" in output.err
@@ -141,10 +143,27 @@ def test_the_report_of_the_job_is_in_the_runs_log(
     assert "body 0" not in output.err
 
 
+def test_a_log_that_cannot_be_written_ends_no_job(
+    orders: LeasedQueue, program: JobProgram, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = dg.DagsterLogManager.log
+
+    def away(log: Any, *arguments: Any, **options: Any) -> None:
+        if "batch b: it is slow" in arguments:
+            raise ConnectionError("the database of events is away")
+        write(log, *arguments, **options)
+
+    monkeypatch.setattr(dg.DagsterLogManager, "log", away)
+    reporting(orders, program, "print('WARNING batch b: it is slow')")
+    materialize(program)
+    assert "WARNING batch b: it is slow\n" in capfd.readouterr().out
+    assert orders.deleted == 2
+
+
 def test_a_failed_job_fails_the_asset_with_its_last_error_and_gives_all_back(
     orders: LeasedQueue, program: JobProgram
 ) -> None:
-    program.does(f"{OPEN}; print('error: table /data/orders is a file'); print('the end'); pipes.close(); sys.exit(1)")
+    program.does("print('error: table /data/orders is a file'); print('the end'); sys.exit(1)")
     with pytest.raises(JobError, match=r"^table /data/orders is a file$"):
         materialize(program)
     assert orders.visible == ["body 0", "body 1", "body 2"]
@@ -154,7 +173,7 @@ def test_a_failed_job_fails_the_asset_with_its_last_error_and_gives_all_back(
     ("script", "said"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "ended with exit code -9"),
-        (f"{OPEN}; pipes.close()", "its result cannot be read"),
+        ("pass", "its result cannot be read"),
     ],
     ids=["killed", "silent"],
 )
@@ -194,7 +213,7 @@ def until_started(program: JobProgram, still_expected: Callable[[], bool]) -> in
 def test_an_interrupted_asset_ends_its_job_in_order_and_then_gives_all_back(
     orders: LeasedQueue, program: JobProgram
 ) -> None:
-    program.does(f"{OPEN}\n{WAITS_FOR_ITS_END}")
+    program.does(WAITS_FOR_ITS_END)
     held: list[str] = []
     over = Event()
 
@@ -236,7 +255,7 @@ def test_a_job_is_ended_when_its_messages_are_all_lost(
     orders: LeasedQueue, program: JobProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_watch, "LOOK_SECONDS", 0.05)
-    program.does(f"{OPEN}\n{WAITS_FOR_ITS_END}")
+    program.does(WAITS_FOR_ITS_END)
     over = Event()
 
     @dg.asset

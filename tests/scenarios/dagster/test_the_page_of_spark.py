@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from demo.processes import ROOT
 from sqs_lease.dagster import SqsIngestionComponent, ingest_with_spark
 from sqs_lease.testing import LeasedQueue, LeasedQueues
-from tests.dagster.spark.test_job import reporting
+from tests.dagster.spark.test_job import BY_PIPES, reporting
 from tests.ingestion.job_program import JobProgram
 
 PAGE = (ROOT / "docs" / "dagster-spark.md").read_text()
@@ -118,7 +118,7 @@ def test_a_pipes_client_gets_the_batch_as_a_file_and_its_report_settles_it(
     orders: LeasedQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = JobProgram(tmp_path)
-    reporting(orders, program)
+    reporting(orders, program, leaves=BY_PIPES)
     module: Any = ModuleType("dagster_aws.pipes")
     module.PipesEMRContainersClient = PipesEMRContainersClient
     monkeypatch.setitem(sys.modules, "dagster_aws.pipes", module)

@@ -94,7 +94,7 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def _asset(self, queue: SqsQueueResource, spec: dg.AssetSpec) -> dg.AssetsDefinition:
-        options = self.lease
+        arguments = self.lease.arguments()
         retry_policy = (
             None
             if self.retries is None
@@ -103,14 +103,7 @@ class LeasedAssetComponent(dg.Component, dg.Model, dg.Resolvable):
 
         @dg.multi_asset(name=spec.key.to_python_identifier(), specs=[spec], retry_policy=retry_policy)
         def work(context: dg.AssetExecutionContext) -> Any:
-            with queue.lease(
-                context,
-                max_messages=options.max_messages,
-                wait=options.wait_seconds,
-                linger=options.linger_seconds,
-                policy=options.renewal_policy(),
-                on_failure=options.failure_rule(),
-            ) as batch:
+            with queue.lease(context, **arguments) as batch:
                 return _result(self.execute(context, batch), spec.key)
 
         return work
@@ -276,7 +269,7 @@ class SqsIngestionComponent(LeasedAssetComponent):
     )
     python: str | None = Field(
         default=None,
-        description="The Python of an environment with sqs-lease[spark] and dagster-pipes; this one by default.",
+        description="The Python of an environment with sqs-lease[spark]; this one by default.",
     )
 
     @model_validator(mode="after")

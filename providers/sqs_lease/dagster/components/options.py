@@ -13,8 +13,6 @@ from typing import Any, Final, Self
 import dagster as dg
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from sqs_lease.core.failure_rules import FailureRule
-from sqs_lease.core.policies import RenewalPolicy
 from sqs_lease.core.specs import POLICIES, resolve_failure_rule, resolve_policy
 from sqs_lease.dagster.resource import SqsQueueResource
 from sqs_lease.keeper import options
@@ -150,30 +148,26 @@ class LeaseOptions(dg.Model, dg.Resolvable):
 
     @model_validator(mode="after")
     def _can_be_used(self) -> Self:
-        for name, make in (("policy", self.renewal_policy), ("on_failure", self.failure_rule)):
+        for name, check in (
+            ("policy", lambda: resolve_policy(self.policy, visibility=self.visibility_seconds)),
+            ("on_failure", lambda: resolve_failure_rule(self.on_failure)),
+        ):
             try:
-                make()
+                check()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"lease.{name}: {error}") from None
         return self
 
-    def renewal_policy(self) -> RenewalPolicy:
-        """Return the policy with its visibility timeout.
-
-        Raises:
-            ValueError: There is no such policy, or the visibility timeout is out of range.
-            TypeError: The policy takes arguments.
-        """
-        return resolve_policy(self.policy, visibility=self.visibility_seconds)
-
-    def failure_rule(self) -> FailureRule:
-        """Return the rule for failed messages.
-
-        Raises:
-            ValueError: There is no such rule, or an argument is out of range.
-            TypeError: An argument is unknown.
-        """
-        return resolve_failure_rule(self.on_failure)
+    def arguments(self) -> dict[str, Any]:
+        """Return the same as arguments of :meth:`SqsQueueResource.lease`."""
+        return {
+            "max_messages": self.max_messages,
+            "wait": self.wait_seconds,
+            "linger": self.linger_seconds,
+            "policy": self.policy,
+            "visibility": self.visibility_seconds,
+            "on_failure": self.on_failure,
+        }
 
 
 class RetryOptions(dg.Model, dg.Resolvable):

@@ -19,7 +19,7 @@ Beside the messages (``folder.py``) there are two files in the directory:
   only one of two processes gets the batch. It has receipt handles, so only its owner can read it.
 
 The directory is removed when all of the batch is settled. After a crash, SQS makes the messages visible when their
-deadline has passed, and the router removes the directory a day later.
+deadline has passed, and a later run or evaluation removes the directory after a day.
 """
 
 from __future__ import annotations

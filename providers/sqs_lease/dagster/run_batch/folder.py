@@ -10,7 +10,7 @@ The holder of the leases may keep files of its own beside them (:meth:`BatchFold
 receipt handles, so their readers can neither delete nor release a message.
 
 A *workspace* is a directory with the batches of many runs, which all of their processes share. The executor makes the
-directory of its run in it, and a later run removes directories that a crash left.
+directory of its run in it, and a router those of its runs; a later run or evaluation removes what a crash left.
 
 This module does not depend on an orchestrator. All its functions block. The messages need the extra ``manifest``, which
 is imported when they are written or read.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import socket
 import tempfile
 import time
@@ -62,6 +63,7 @@ def check_workspace(workspace: object, owner: str) -> None:
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "run-"
+_ROUTED: Final = re.compile("[0-9a-f]{32}")
 
 LEFT_OVER_AFTER_SECONDS: Final = 24 * 3600.0
 """Twice the longest time that SQS allows to hold a message: a process that still uses such files has lost them all."""
@@ -82,8 +84,18 @@ def is_run_batch(path: str) -> bool:
     return path.rstrip("/").rpartition("/")[2].startswith(_PREFIX)
 
 
+def batches(workspace: str) -> list[BatchFolder]:
+    """Return the batches of an executor or a router, judging by their names; an empty list without the directory.
+
+    Raises:
+        OSError: The workspace cannot be read.
+    """
+    paths = listed(Path(workspace))
+    return [BatchFolder(path) for path in paths if path.name.startswith(_PREFIX) or _ROUTED.fullmatch(path.name)]
+
+
 def remove_left_over(workspace: str) -> int:
-    """Remove the batches of runs with a killed worker, when all their leases must have ended.
+    """Remove the batches of killed processes and of runs that never came, when all their leases must have ended.
 
     A directory that cannot be removed is logged, because nothing depends on it.
 
@@ -93,21 +105,14 @@ def remove_left_over(workspace: str) -> int:
     removed = 0
     oldest = time.time() - LEFT_OVER_AFTER_SECONDS
     try:
-        for path in listed(Path(workspace)):
-            if path.name.startswith(_PREFIX) and _written_at(path) < oldest:
-                BatchFolder(path).remove()
+        for folder in batches(workspace):
+            # A directory changes with each file that is written, taken up or removed.
+            if folder.path.stat().st_mtime < oldest:
+                folder.remove()
                 removed += 1
     except OSError as error:
         logger.warning("Old batches in %s cannot be removed (%s: %s)", workspace, type(error).__name__, error)
     return removed
-
-
-def _written_at(path: Path) -> float:
-    try:
-        return (path / MESSAGES).stat().st_mtime
-    except FileNotFoundError:
-        # Not yet written, or removed by another process meanwhile.
-        return float("inf")
 
 
 MESSAGES: Final = "messages.parquet"

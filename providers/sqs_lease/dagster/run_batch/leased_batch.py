@@ -19,21 +19,25 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqs_lease.blocking import LeasedBatch
 from sqs_lease.core.failure_rules import check_reason, checked_names
 from sqs_lease.core.messages import Message
 from sqs_lease.dagster._internals import Context, step_key
+from sqs_lease.dagster.metadata import LeaseNumbers
 from sqs_lease.dagster.retries import exception_of_work
 from sqs_lease.dagster.run_batch.batch_of_run import HeldBatch
 from sqs_lease.dagster.run_batch.folder import BatchFolder, BatchFolderError, PieceOfWork, RaisedException
 from sqs_lease.keeper.batch import LeaseReport
 from sqs_lease.keeper.session import Messages, ended
+
+if TYPE_CHECKING:
+    from sqs_lease.dagster.step_lease import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +237,7 @@ class RunBatch(LeasedBatch):
 
 
 @contextmanager
-def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[object]) -> Iterator[RunBatch]:
+def joined(context: Context, held: HeldBatch, attempt: Attempt | None, given: Sequence[str]) -> Iterator[RunBatch]:
     """Work on the messages of the run, in one of its steps.
 
     The step's settlements are written down at once, and the exception that ends the block when it ends; with
@@ -245,7 +249,8 @@ def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[
     Args:
         context: The context of the op or asset.
         held: The batch.
-        beginning: A lock that only one block of the step has while it begins.
+        attempt: The attempt at the step; None if the function is called directly.
+        given: The arguments of the lease that differ from the defaults; they do not apply.
 
     Yields:
         The batch, empty if no message came, or if an earlier block of this attempt was done with it.
@@ -255,12 +260,17 @@ def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[
         OSError: The step's report cannot be written.
     """
     folder = held.folder
-    with beginning:
+    with nullcontext() if attempt is None else attempt.lock:
         work, is_rest = _begun(context, folder)
         # Messages that failed, in any step and any attempt, are no longer worked on.
         failed = {each for piece in folder.pieces().values() for each in piece.failed}
         batch = RunBatch(held, work, is_rest=is_rest, failed=failed)
         batch.begin()
+    if attempt is not None:
+        attempt.joined = batch
+    context.log.info("Works on %d messages of %s: the batch of the run", len(batch), batch.queue_url)
+    if given:
+        context.log.info("The run's executor holds this batch: %s of this lease do not apply", ", ".join(given))
     with _ended_with(held.run_worker):
         try:
             yield batch
@@ -273,6 +283,9 @@ def joined(context: Context, held: HeldBatch, beginning: AbstractContextManager[
             raise
         else:
             batch.end(None)
+    if attempt is not None:
+        # The outcome of the messages is known later: their holder adds it to the assets of the run.
+        attempt.worked(LeaseNumbers.of_work(batch, len(batch.failed())))
 
 
 def _begun(context: Context, folder: BatchFolder) -> tuple[PieceOfWork, bool]:

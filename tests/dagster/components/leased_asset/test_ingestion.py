@@ -7,6 +7,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from sqs_lease.core.failure_rules import BackoffRule, DeadLetterRule
+from sqs_lease.core.specs import resolve_failure_rule
 from sqs_lease.dagster import SqsIngestionComponent
 from sqs_lease.testing import LeasedQueues
 from tests.dagster.spark.test_job import reporting
@@ -118,9 +119,9 @@ def test_its_checks_warn_of_failed_messages_and_of_dead_letters(leased_queues: L
 
 
 def test_rules_of_failure_may_have_arguments() -> None:
-    rule = component("lease: {on_failure: {kind: backoff, initial: 30}}").lease.failure_rule()
-    assert rule == BackoffRule(initial=30)
-    assert component().lease.failure_rule() == DeadLetterRule()
+    given = component("lease: {on_failure: {kind: backoff, initial: 30}}").lease.arguments()
+    assert resolve_failure_rule(given["on_failure"]) == BackoffRule(initial=30)
+    assert resolve_failure_rule(component().lease.arguments()["on_failure"]) == DeadLetterRule()
 
 
 def test_the_environment_fills_templates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from sqs_lease.dagster import (
     build_sqs_router,
     sqs_lease_executor,
 )
-from sqs_lease.dagster.queue_access import access_to
+from sqs_lease.dagster.resource import access_to
 from sqs_lease.sqs import classification, errors
 from sqs_lease.testing import LeasedQueues
 from tests.dagster import executor_jobs
