@@ -396,6 +396,18 @@ def test_leases_of_an_earlier_try_are_given_back_once_and_then_belong_to_others(
     assert queue.visible == []
 
 
+def test_what_an_earlier_try_handed_on_stays_where_it_is_if_it_cannot_be_removed_and_this_try_goes_on(
+    dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
+) -> None:
+    queue.send("a")
+    made = sensor(dag, queue.url)
+    execute(made, TaskInstance())
+    queue.send("b")
+    supervisor.refusing = True
+    assert [message["Body"] for message in execute(made, LaterTry(supervisor, 2))] == ["b"]
+    assert queue.invisible == ["a", "b"]
+
+
 # Before a sensor defers
 
 

@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from sqs_lease.airflow.airflow_api.polling import FailureSignals, are_reported
 from sqs_lease.airflow.airflow_api.requests import RunOfTask, push_of_task, task_states
 from sqs_lease.airflow.connection import AwsConnection, make_transport
-from sqs_lease.airflow.handover import HandedLease, PayloadError
+from sqs_lease.airflow.handover import HandedLease
 from sqs_lease.airflow.payload import BatchValue, read_lease, remove_batch
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.settlement.settler import Progress, Settler
@@ -38,7 +38,6 @@ from sqs_lease.keeper.lease_log import LeaseLog
 from sqs_lease.keeper.loop_thread import LoopThread
 from sqs_lease.keeper.telemetry import traceparent_here
 from sqs_lease.sqs.classification import translate_client_errors
-from sqs_lease.sqs.errors import SqsError
 from sqs_lease.sqs.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -221,9 +220,6 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask, written_at:
 
     Returns:
         A sentence with the result, for people.
-
-    Raises:
-        AirflowRuntimeError: The XCom cannot be emptied, and nothing was released.
     """
     try:
         handed = read_lease(lease, receiving)
@@ -236,7 +232,7 @@ def give_back_handed(lease: Mapping[str, Any], receiving: RunOfTask, written_at:
             released = thread.run(release_handed(handed, transport, SystemClock()))
         finally:
             thread.stop()
-    except (PayloadError, SqsError, TimeoutError) as error:
+    except Exception as error:  # noqa: BLE001 - also Airflow's, and those of an XCom backend of the user's own
         return f"Its messages come back when their visibility timeout ends: {error}"
     remove_batch(handed)
     return f"{released} of {handed.messages} messages were given back"

@@ -14,6 +14,7 @@ from airflow.triggers.base import TaskSuccessEvent
 from botocore.exceptions import NoCredentialsError
 
 from sqs_lease.airflow.airflow_api.polling import LONGEST_POLL_SECONDS, LONGEST_UNSIGNALLED_SECONDS
+from sqs_lease.airflow.airflow_api.requests import RETURN_VALUE_KEY
 from sqs_lease.airflow.settlement.rules import WorkTask
 from sqs_lease.airflow.triggers.keep import REPORT_KEY
 from sqs_lease.core.calls import VisibilityChange
@@ -152,6 +153,38 @@ def test_an_xcom_backend_that_cannot_write_stops_no_keeper(
         assert world.message_states() == {}
 
     world.run(scenario)
+
+
+class UnreadableResults(BaseXCom):
+    """An XCom backend of the user's, which needs a package that triggerers do not have."""
+
+    @staticmethod
+    def deserialize_value(result: Any) -> Any:
+        if result.key == RETURN_VALUE_KEY:
+            raise ModuleNotFoundError("pandas")
+        return BaseXCom.deserialize_value(result)
+
+
+def test_work_whose_result_can_never_be_read_here_does_not_hold_its_message_and_the_keeper_for_ever(
+    world: LeasedMessages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        running = await world.receive_and_keep(CHECK)
+        monkeypatch.setattr("sqs_lease.airflow.airflow_api.requests.XCom", UnreadableResults)
+        world.supervisor.xcoms[RUN_ID, "check", 1, RETURN_VALUE_KEY] = "a reference"
+        world.states.update({"check_0": "success", "check_1": "success", "check_2": "running"})
+        await asyncio.sleep(300)
+        assert world.message_states() == {"b": MessageState.IN_FLIGHT, "c": MessageState.IN_FLIGHT}
+        await asyncio.sleep(600)
+        assert world.message_states() == {"b": MessageState.VISIBLE, "c": MessageState.IN_FLIGHT}
+        world.states["check_2"] = "success"
+        (event,) = await running.ended()
+        assert "task 'check' succeeded, but it is not known which messages it named" in event.payload["error"]
+        assert "pandas" in event.payload["error"]
+
+    world.run(scenario)
+    assert (world.report()["released"], world.report()["deleted"]) == (1, 2)
+    assert caplog.text.count("cannot be read yet") == 1
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

@@ -128,6 +128,11 @@ def returned_as_failed(instance: InstanceKey) -> Failure:
     return Failure(f"task {_shown(instance)} returned it in batchItemFailures")
 
 
+def unreadable(instance: InstanceKey) -> Failure:
+    """Return why messages failed of which it is not known whether an instance that succeeded named them."""
+    return Failure(f"the result of task {_shown(instance)} cannot be read")
+
+
 def failed_with(instance: InstanceKey, errors: tuple[str, ...]) -> Failure:
     """Return why messages failed that an instance failed by an exception; ``errors`` as in :class:`Failure`."""
     return Failure(f"task {_shown(instance)} failed with {errors[0]}", errors) if errors else ended_as(instance, FAILED)

@@ -47,6 +47,7 @@ from sqs_lease.airflow.airflow_api.requests import (
     UNMAPPED,
     CommsError,
     InstanceKey,
+    NoAnswerError,
     RunOfTask,
     TaskStates,
     publish,
@@ -69,6 +70,7 @@ from sqs_lease.airflow.settlement.rules import (
     failed_with,
     returned_as_failed,
     tasks_one_by_one,
+    unreadable,
 )
 from sqs_lease.clock import Clock
 from sqs_lease.core.events import OUTCOME_LETTERS, Lapsed, LeaseEvent, Lost, Outcome, Settled
@@ -161,6 +163,7 @@ class Settler:
             signals=signals,
             by_exception=isinstance(on_failure, ByExceptionRule | DeadLetterRule),
         )
+        self.progress.unreadable = self._work.unreadable
         self._on_failure = on_failure
         self._clock = clock
         self._ordered = ordered and batch.queue_url.endswith(".fifo")
@@ -388,6 +391,12 @@ def _log_settled(counts: Counter[Outcome]) -> None:
     logger.info("Settled: %s", ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
 
 
+PATIENCE_WITH_REPORTS_SECONDS: Final = 600.0
+"""How long a report that cannot be read is asked for: an XCom backend of the user's may never work in a triggerer.
+
+The messages of a result that is not known then are settled as failed, and the keeper fails.
+"""
+
 READS_AT_ONCE: Final = 20
 """Reports read before the states are looked at again; each read takes the supervisor about 20 ms."""
 
@@ -407,6 +416,9 @@ class Work:
         message_ids: The messages of the batch, in its order.
         signals: The signals by which workers report failures; None if they do not report them.
         by_exception: Whether it matters by which exception a message failed.
+
+    Attributes:
+        unreadable: The tasks that succeeded, but with a result that cannot be read, and why.
     """
 
     def __init__(
@@ -427,6 +439,8 @@ class Work:
         self._skipped_themselves: dict[InstanceKey, bool] = {}  # the skipped instances whose reports were read
         self._returned: set[str] = set()  # the tasks of which an instance returned something
         self._unread: dict[InstanceKey, None] = {}
+        self._refused_since: dict[InstanceKey, float] = {}  # reports that could not be read, by the loop's clock
+        self.unreadable: dict[str, str] = {}
         self._signalled: set[str] = set()  # instances that failed before their state says so
         self._taken_signals: set[str] = set()
         self._looked_at: TaskStates | None = None  # the states as Airflow answered them
@@ -490,11 +504,33 @@ class Work:
                 async with turn:
                     await self.read(instance, states)
             except CommsError as error:
-                logger.warning("The report of %s[%d] cannot be read yet: %s", *instance, error)
+                if self._gives_up(instance, states, error):
+                    continue
                 self._unread |= dict.fromkeys(instances[number:])
                 # Decided on now, because no later news would bring the reports that were read back here.
                 return self._positions(instances[:number], states)
         return self._positions(instances, states)
+
+    def _gives_up(self, instance: InstanceKey, states: TaskStates, error: CommsError) -> bool:
+        """Whether a report cannot be read for good; it counts then as the worst that it may have said."""
+        now = asyncio.get_running_loop().time()
+        since = self._refused_since.get(instance, now)
+        if instance not in self._refused_since:
+            logger.warning("The report of %s[%d] cannot be read yet: %s", *instance, error)
+        if isinstance(error, NoAnswerError):
+            return False  # whether it can be read is not known
+        self._refused_since[instance] = since
+        if now - since < PATIENCE_WITH_REPORTS_SECONDS:
+            return False
+        state = states.get(state_key(instance))
+        if state == FAILED:
+            self._take_failure(instance, states, FailureReport())
+        elif state == SKIPPED:
+            self._skipped_themselves[instance] = False
+        else:
+            self.unreadable[instance[0]] = str(error)
+            self._reports[instance] = dict.fromkeys(self._concerned(instance, states), unreadable(instance))
+        return True
 
     async def read(self, instance: InstanceKey, states: TaskStates) -> None:
         """Read the report of an instance that ended.
@@ -746,6 +782,7 @@ class BatchProgress:
     Attributes:
         positions: The position of each lease's message in the batch.
         abandoned: The number of settlements that this process gave up.
+        unreadable: The tasks that succeeded, but with a result that cannot be read, and why.
     """
 
     def __init__(
@@ -753,6 +790,7 @@ class BatchProgress:
     ) -> None:
         self.positions: Mapping[Receipt, int] = {lease.receipt: position for position, lease in enumerate(leases)}
         self.abandoned = 0
+        self.unreadable: Mapping[str, str] = {}
         self._batch = batch
         self._receive_task = receive_task
         self._clock = clock
@@ -808,6 +846,8 @@ class BatchProgress:
         counts: dict[str, Any] = self.counts()
         if self._refusals:
             counts["refusals"] = dict(self._refusals.most_common(SHOWN_REFUSALS))
+        if self.unreadable:
+            counts["unreadable"] = dict(self.unreadable)
         if len(self.positions) > MAX_LISTED_MESSAGES:
             return counts
         message_ids = [receipt.message_id for receipt in self.positions]
@@ -913,9 +953,9 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
     """Return why the keeper of a batch whose leases have all ended fails, for people; None if it does not.
 
     Messages that could not be settled always fail it: their work may be done, and they come back to the queue all the
-    same. Leases that were lost or have lapsed fail it with ``on_lost="raise"``. So do deletes after a lapse
-    (``uncertain``): SQS confirms such a delete also where another consumer received the message since, and then it is
-    not gone.
+    same. So do results of work that could not be read. Leases that were lost or have lapsed fail it with
+    ``on_lost="raise"``. So do deletes after a lapse (``uncertain``): SQS confirms such a delete also where another
+    consumer received the message since, and then it is not gone.
 
     Args:
         report: The lease report.
@@ -931,6 +971,12 @@ def why_it_fails(report: Mapping[str, Any], on_lost: object, queue_url: str) -> 
             f"back to the queue, although their work may be done.{said} Check that the queue exists, that the AWS "
             "connection may sqs:DeleteMessage and sqs:ChangeMessageVisibility on it, and for dead_letter() that it "
             "has a dead-letter queue to which the connection may sqs:SendMessage"
+        )
+    for task_id, error in report.get("unreadable", {}).items():
+        reasons.append(
+            f"task {task_id!r} succeeded, but it is not known which messages it named in batchItemFailures, so those "
+            f"of {queue_url} were settled as failed: {error}. Let triggerers read it, or annotate the task's function "
+            "with -> None if it returns nothing"
         )
     if on_lost == RAISE and (report["lost"] or report["late"] or report["uncertain"]):
         reasons.append(
