@@ -396,7 +396,7 @@ def test_leases_of_an_earlier_try_are_given_back_once_and_then_belong_to_others(
     assert queue.visible == []
 
 
-def test_what_an_earlier_try_handed_on_stays_where_it_is_if_it_cannot_be_removed_and_this_try_goes_on(
+def test_leases_of_an_earlier_try_stay_where_they_are_if_they_cannot_be_removed_and_this_try_goes_on(
     dag: DAG, queue: LeasedQueue, supervisor: ScriptedComms
 ) -> None:
     queue.send("a")
