@@ -771,7 +771,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             if self._is_stopping:
                 self._on_stop()
             try:
-                self._work(work_until_stopped, concurrency)
+                self._work(work_until_stopped, concurrency, _nothing)
                 return result.result()
             finally:
                 if not result.done():
@@ -802,7 +802,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             RuntimeError: The consumer was stopped or closed, or runs already.
         """
         require_function(handle, "handle", instead="use AsyncConsumer")
-        blocks: dict[LeaseBlock, None] = {}  # those that are worked on
+        blocks: dict[LeaseBlock, threading.Thread] = {}  # those that are worked on, and by which thread
         was_answered = threading.Event()
 
         def work_until_stopped() -> None:
@@ -813,7 +813,7 @@ class Consumer(AbstractContextManager["Consumer"]):
                 try:
                     with block as batch:
                         # Added after the receive: a receive ends by itself, and its polls need an open lease.
-                        blocks[block] = None
+                        blocks[block] = threading.current_thread()
                         was_answered.set()
                         if batch and self._is_stopping:
                             batch.release(list(batch))
@@ -847,6 +847,14 @@ class Consumer(AbstractContextManager["Consumer"]):
                 logger.warning("The work on a batch of %s did not end in time: it is given back", self._settings.queue)
                 block.give_back()
 
+        def give_back_without_waiting(threads: Sequence[threading.Thread]) -> None:
+            self.stop()
+            give_back()
+            for thread in threads:
+                # One that receives ends by itself, and its poll may still take messages.
+                if thread not in blocks.values():
+                    thread.join(2 * GIVE_BACK_SECONDS)
+
         with self._running(concurrency, MOST_BATCHES, stop_within) as (opened, seconds):
             late = threading.Timer(seconds, give_back)
             late.daemon = True
@@ -862,7 +870,7 @@ class Consumer(AbstractContextManager["Consumer"]):
             if self._is_stopping:
                 on_stop()
             try:
-                for thread in self._work(work_until_stopped, concurrency):
+                for thread in self._work(work_until_stopped, concurrency, give_back_without_waiting):
                     # The thread's batch is settled by then, or given back.
                     thread.join(seconds + 2 * GIVE_BACK_SECONDS)
             finally:
@@ -937,8 +945,19 @@ class Consumer(AbstractContextManager["Consumer"]):
             if self._is_closed:
                 self._close()
 
-    def _work(self, work_until_stopped: Callable[[], None], concurrency: int) -> Sequence[threading.Thread]:
-        """Work in this thread and in others; return those. An exception that ends one ends all, and is raised here."""
+    def _work(
+        self,
+        work_until_stopped: Callable[[], None],
+        concurrency: int,
+        interrupted: Callable[[Sequence[threading.Thread]], object],
+    ) -> Sequence[threading.Thread]:
+        """Work in this thread and in others; return those. An exception that ends one ends all, and is raised here.
+
+        Args:
+            work_until_stopped: Works in one thread.
+            concurrency: The number of threads.
+            interrupted: Called with the others if an exception ends this one.
+        """
         errors: list[BaseException] = []
 
         def work() -> None:
@@ -955,7 +974,11 @@ class Consumer(AbstractContextManager["Consumer"]):
         ]
         for thread in threads:
             thread.start()
-        work_until_stopped()
+        try:
+            work_until_stopped()
+        except BaseException:
+            interrupted(threads)
+            raise
         if errors:
             raise errors[0]
         return threads
@@ -966,7 +989,7 @@ def _close_dropped(host: LoopThread, queue: OpenQueue) -> None:
     host.end_after(queue.close())
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Do nothing."""
 
 

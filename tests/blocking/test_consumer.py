@@ -687,6 +687,49 @@ def test_it_is_silent_when_all_goes_well(orders: Orders, caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("form", ["run", "run_batches"])
+def test_an_interruption_gives_back_what_other_threads_work_on_without_waiting(orders: Orders, form: str) -> None:
+    orders.queue.send("a", "b")
+    may_end, are_busy = Event(), threading.Barrier(2)
+
+    def work(_: object) -> None:
+        are_busy.wait(60)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        may_end.wait(60)
+
+    most = 2 if form == "run" else 1
+    with pytest.raises(KeyboardInterrupt), Consumer("orders", max_messages=most, linger=0) as consumer:
+        getattr(consumer, form)(work, concurrency=2)
+    assert sorted(orders.queue.visible) == ["a", "b"]
+    may_end.set()
+
+
+def test_an_interruption_waits_for_other_threads_that_receive(orders: Orders) -> None:
+    orders.queue.send("a")
+    works, is_polled = Event(), Event()
+
+    def on_its_way(call: TransportCall) -> Fault:
+        if call.operation is not Operation.RECEIVE or not works.is_set() or is_polled.is_set():
+            return NO_FAULT
+        orders.queue.send("b")
+        is_polled.set()
+        return Fault(after_seconds=0.3)  # the message is taken by then
+
+    def work(batch: LeasedBatch) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            batch.release(list(batch))
+            return
+        works.set()
+        assert is_polled.wait(60)
+        raise KeyboardInterrupt
+
+    orders.faults = on_its_way
+    with pytest.raises(KeyboardInterrupt), Consumer("orders", max_messages=1, linger=0) as consumer:
+        consumer.run_batches(work, concurrency=2)
+    assert sorted(orders.queue.visible) == ["a", "b"]
+
+
 def test_a_lease_that_is_open_when_its_consumer_is_closed_says_so(orders: Orders) -> None:
     orders.queue.send("a")
     consumer = Consumer("orders", linger=0)
