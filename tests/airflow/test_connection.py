@@ -148,7 +148,7 @@ def test_a_request_names_airflow_and_this_package(monkeypatch: pytest.MonkeyPatc
             await transport.queue_url("orders")
 
     with scripted_server() as server:
-        server.script("GetQueueUrl", Answer({"QueueUrl": "https://queue"}))
+        server.script("GetQueueUrl", Answer({"QueueUrl": "https://sqs.us-east-1.amazonaws.com/123456789012/orders"}))
         asyncio.run(scenario(of(connect(monkeypatch, endpoint_url=server.endpoint_url), "us-east-1")))
     (header,) = seen
     assert f"sqs-lease/{VERSION}" in header
