@@ -246,7 +246,7 @@ def sqs_lease(
     Returns:
         A context for ``with``, whose value is the messages as an ``XComArg`` (typed as Any, like what it stands for at
         run time): a list of mappings with ``MessageId``, ``Body``, ``Attributes`` and ``MessageAttributes``. Without
-        ``with`` there is no keeper, and the DAG is refused when it was parsed.
+        ``with`` there is no keeper, and Airflow refuses the DAG when it parses it.
 
     Raises:
         ValueError: The body has no work, an argument is out of range, the lease is in a mapped task group, more
